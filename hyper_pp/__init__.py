@@ -1,0 +1,30 @@
+"""Pipeline-parallel training for MindSpore and torch_npu: schedules as data, proved before they run.
+
+The names here need neither MindSpore nor torch; the executors live in ``hyper_pp.mindspore`` and ``hyper_pp.torch_npu``.
+"""
+
+from hyper_pp.actions import Action, CustomOp, Op, Order, Orders, declare_op
+from hyper_pp.errors import HyperPPError, PipelineError, PlanFormatError, ScheduleError
+from hyper_pp.plan import Plan
+from hyper_pp.shape import PipelineShape
+from hyper_pp.transpose import Transpose
+from hyper_pp.verify import verify
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Action",
+    "CustomOp",
+    "HyperPPError",
+    "Op",
+    "Order",
+    "Orders",
+    "PipelineError",
+    "PipelineShape",
+    "Plan",
+    "PlanFormatError",
+    "ScheduleError",
+    "Transpose",
+    "declare_op",
+    "verify",
+]
