@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, Optional, Union
+from typing import NamedTuple, Union
 
 from hyper_pp.errors import PlanFormatError
 
@@ -13,7 +13,7 @@ class Op(str, Enum):
 
     F = "F"  # forward of a stage
     B = "B"  # full backward
-    I = "I"  # noqa: E741 - the field's name for the input-gradient half
+    I = "I"
     W = "W"  # weight-gradient half
     SEND_F = "SEND_F"
     RECV_F = "RECV_F"
@@ -85,7 +85,7 @@ class Action(NamedTuple):
 
     stage: int
     op: AnyOp
-    micro_batch: Optional[int] = None
+    micro_batch: int | None = None
 
     def __str__(self) -> str:
         return f"{self.stage}{self.op.value}{'' if self.micro_batch is None else self.micro_batch}"

@@ -4,7 +4,7 @@ One conformance test runs against every implementation and against the pure-Pyth
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional, Protocol
+from typing import Any, NamedTuple, Protocol
 
 Tensor = Any
 Value = Any  # a nested value, see hyper_pp.tree
@@ -80,9 +80,9 @@ class Stage(Protocol):
         *,
         needs_grad: Sequence[bool],
         record: bool,
-        seed: Optional[int] = None,
+        seed: int | None = None,
         keep_buffers: bool = False,
-    ) -> tuple[Value, Optional[Tape]]:
+    ) -> tuple[Value, Tape | None]:
         """Run the forward on one micro-batch.
 
         Args:
@@ -97,7 +97,7 @@ class Stage(Protocol):
             The output, and the tape (None without ``record``).
         """
 
-    def backward(self, tape: Tape, output_grads: Sequence[Optional[Tensor]]) -> list[Optional[Tensor]]:
+    def backward(self, tape: Tape, output_grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Accumulate parameter gradients and return the gradients of the inputs; consumes the tape.
 
         Args:
@@ -109,7 +109,7 @@ class Stage(Protocol):
             else None.
         """
 
-    def backward_input(self, tape: Tape, output_grads: Sequence[Optional[Tensor]]) -> list[Optional[Tensor]]:
+    def backward_input(self, tape: Tape, output_grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return what :meth:`backward` returns, but leave every parameter gradient to :meth:`backward_weight`."""
 
     def backward_weight(self, tape: Tape) -> None:
@@ -124,10 +124,10 @@ class Stage(Protocol):
     def buffers(self) -> list[Tensor]:
         """Return everything else that is part of the module's state: frozen parameters and buffers."""
 
-    def gradients(self) -> list[Optional[Tensor]]:
+    def gradients(self) -> list[Tensor | None]:
         """Return the accumulated gradients, aligned with :meth:`parameters`; None where nothing arrived yet."""
 
-    def set_gradients(self, gradients: Sequence[Optional[Tensor]]) -> None:
+    def set_gradients(self, gradients: Sequence[Tensor | None]) -> None:
         """Replace the accumulated gradients, aligned with :meth:`parameters`."""
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Optional
+from typing import Any, Literal
 
 from hyper_pp.errors import PlanFormatError
 from hyper_pp.shape import check_count
@@ -27,12 +27,12 @@ class Transpose:
     """
 
     owners: tuple[int, ...]
-    num_layers: Optional[int] = None
+    num_layers: int | None = None
     frozen: bool = False
     backward: Backward = "central"
     explicit_backward: bool = False
     recompute: bool = False
-    max_live: Optional[int] = None
+    max_live: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "owners", tuple(self.owners))
@@ -68,7 +68,9 @@ class Transpose:
         expected = set(cls.__dataclass_fields__)
         if set(data) != expected:
             difference = ", ".join(sorted(expected ^ set(data)))
-            raise PlanFormatError(f"transpose needs the keys {', '.join(sorted(expected))} (missing or unknown: {difference})")
+            raise PlanFormatError(
+                f"transpose needs the keys {', '.join(sorted(expected))} (missing or unknown: {difference})"
+            )
         if not isinstance(data["owners"], Sequence) or isinstance(data["owners"], str):
             raise PlanFormatError(f"transpose: owners must be a list of ranks (got {data['owners']!r})")
         try:

@@ -1,0 +1,168 @@
+"""The two file forms of a plan: JSON, which holds all of it, and PyTorch's CSV, which holds the orders."""
+
+import csv
+import io
+import json
+import os
+from collections.abc import Sequence
+from typing import Any, Union
+
+from hyper_pp.actions import BODY_P2P_OPS, PREPROCESS_OPS, Action, Op, Orders
+from hyper_pp.errors import PlanFormatError
+from hyper_pp.plan import Plan
+from hyper_pp.shape import PLACEMENTS, PipelineShape
+from hyper_pp.transpose import Transpose
+
+FORMAT = "hyper_pp.plan/1"
+_KEYS = ("format", "schedule", "num_ranks", "num_chunks", "num_micro_batches", "placement", "compute_only", "orders")
+
+
+def save(plan: Plan, path: Union[str, "os.PathLike[str]"]) -> None:
+    """Write a plan to a file: CSV if the name ends in ``.csv``, else JSON."""
+    text = to_csv(plan) if os.fspath(path).lower().endswith(".csv") else to_json(plan)
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        file.write(text)
+
+
+def load(path: Union[str, "os.PathLike[str]"]) -> Plan:
+    """Read a plan from a file: CSV if the name ends in ``.csv``, else JSON."""
+    with open(path, encoding="utf-8", newline="") as file:
+        try:
+            text = file.read()
+            return from_csv(text) if os.fspath(path).lower().endswith(".csv") else from_json(text)
+        except UnicodeDecodeError as error:
+            raise PlanFormatError(f"{os.fspath(path)}: a plan file is UTF-8 text ({error})") from error
+        except PlanFormatError as error:
+            raise PlanFormatError(f"{os.fspath(path)}: {error}") from error
+
+
+def to_json(plan: Plan) -> str:
+    """Return a plan's JSON form, one line per rank."""
+    shape = plan.shape
+    head: dict[str, Any] = {
+        "format": FORMAT,
+        "schedule": plan.schedule,
+        "num_ranks": shape.num_ranks,
+        "num_chunks": shape.num_chunks,
+        "num_micro_batches": shape.num_micro_batches,
+        "placement": shape.placement,
+        "compute_only": plan.compute_only,
+    }
+    if plan.transpose is not None:
+        head["transpose"] = plan.transpose.to_json()
+    rows = ",\n".join(json.dumps([str(action) for action in order], separators=(",", ":")) for order in plan.orders)
+    return f'{json.dumps(head)[:-1]}, "orders": [\n{rows}\n]}}\n'
+
+
+def from_json(text: str) -> Plan:
+    """Read a plan's JSON form.
+
+    Raises:
+        PlanFormatError: The text isn't JSON, a key is missing or unknown, or a value is wrong.
+    """
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PlanFormatError(f"not a complete JSON file ({error})") from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        found = data.get("format") if isinstance(data, dict) else type(data).__name__
+        raise PlanFormatError(f'a plan is a JSON object with "format": "{FORMAT}" (got {found!r})')
+    missing = [key for key in _KEYS if key not in data]
+    unknown = [key for key in data if key not in _KEYS and key != "transpose"]
+    if missing or unknown:
+        raise PlanFormatError(f"wrong keys (missing: {missing}, unknown: {unknown})")
+    if not isinstance(data["schedule"], str) or not isinstance(data["compute_only"], bool):
+        raise PlanFormatError(
+            "schedule must be a text and compute_only true or false "
+            f"(got {data['schedule']!r}, {data['compute_only']!r})"
+        )
+    rows = data["orders"]
+    if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
+        raise PlanFormatError("orders must be a list of lists of actions, one per rank")
+    transpose = Transpose.from_json(data["transpose"]) if "transpose" in data else None
+    try:
+        shape = PipelineShape(data["num_ranks"], data["num_chunks"], data["num_micro_batches"], data["placement"])
+        return Plan(data["schedule"], shape, _parse(rows), data["compute_only"], transpose)
+    except PlanFormatError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise PlanFormatError(str(error)) from error
+
+
+def to_csv(plan: Plan) -> str:
+    """Return PyTorch's CSV form: one row per rank, one cell per action."""
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows(plan.orders)
+    return buffer.getvalue()
+
+
+def from_csv(text: str) -> Plan:
+    """Read PyTorch's CSV form; the shape and what there is of a preprocess block are told from the rows.
+
+    Empty cells are bubbles and are skipped. The schedule is named ``custom``.
+
+    Raises:
+        PlanFormatError: The rows hold no actions, an action can't be read, or no placement fits.
+    """
+    rows = [[cell for cell in row if cell.strip()] for row in csv.reader(io.StringIO(text))]
+    while rows and not rows[-1]:
+        rows.pop()
+    orders = _parse(rows)
+    actions = [action for order in orders for action in order]
+    forwards = [action for action in actions if action.op is Op.F]
+    if not forwards:
+        raise PlanFormatError("a CSV plan has one row of actions per rank (found no forward in it)")
+    num_stages = max(action.stage for action in actions) + 1
+    num_micro_batches = max(action.micro_batch or 0 for action in actions) + 1
+    num_chunks, rest = divmod(num_stages, len(orders))
+    if rest:
+        raise PlanFormatError(f"every rank holds as many stages (ranks: {len(orders)}, stages: {num_stages})")
+    shape = _shape_that_fits(orders, num_chunks, num_micro_batches)
+    compute_only = not any(action.op in BODY_P2P_OPS for action in actions)
+    try:
+        return Plan("custom", shape, orders, compute_only, _transpose_of(orders, num_micro_batches))
+    except (TypeError, ValueError) as error:
+        raise PlanFormatError(str(error)) from error
+
+
+def _parse(rows: Sequence[Sequence[str]]) -> Orders:
+    return tuple(tuple(Action.parse(cell) for cell in row) for row in rows)
+
+
+def _shape_that_fits(orders: Orders, num_chunks: int, num_micro_batches: int) -> PipelineShape:
+    for placement in PLACEMENTS:
+        if placement == "v" and num_chunks != 2:
+            continue
+        shape = PipelineShape(len(orders), num_chunks, num_micro_batches, placement)
+        if all(
+            shape.rank_of(action.stage) == rank
+            for rank, order in enumerate(orders)
+            for action in order
+            if action.op is Op.F
+        ):
+            return shape
+    raise PlanFormatError(f"the stages are placed neither in a loop nor in a V over {len(orders)} ranks")
+
+
+def _transpose_of(orders: Orders, num_micro_batches: int) -> Transpose | None:
+    """Tell from the actions of a preprocess block what its plan must have said; layers and limits aren't in them."""
+    if not any(action.op in PREPROCESS_OPS for order in orders for action in order):
+        return None
+    owners = [0] * num_micro_batches
+    backward_ranks: dict[int | None, int] = {}
+    ops = set()
+    for rank, order in enumerate(orders):
+        for _, op, m in order:
+            ops.add(op)
+            if op is Op.TF and m is not None:
+                owners[m] = rank
+            elif op is Op.TB:
+                backward_ranks[m] = rank
+    inline = [m for m in range(min(len(orders), num_micro_batches), num_micro_batches) if owners[m] == 0]
+    by_owner = bool(ops & {Op.SEND_TB, Op.RECV_TB, Op.REDUCE_T}) or any(backward_ranks.values())
+    return Transpose(
+        tuple(owners),
+        frozen=not ops & {Op.TB, Op.BCAST_T},
+        backward="owner" if by_owner else "central",
+        explicit_backward=not by_owner and bool(inline) and all(m in backward_ranks for m in inline),
+    )
