@@ -1,6 +1,6 @@
 """Pipeline-parallel training for MindSpore and torch_npu: schedules as data, proved before they run.
 
-The names here need neither MindSpore nor torch; the executors live in ``hyper_pp.mindspore`` and ``hyper_pp.torch_npu``.
+The names here need neither MindSpore nor torch; the executors are ``hyper_pp.mindspore`` and ``hyper_pp.torch_npu``.
 """
 
 from hyper_pp.actions import Action, CustomOp, Op, Order, Orders, declare_op

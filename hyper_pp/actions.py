@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, Union
+from typing import NamedTuple
 
 from hyper_pp.errors import PlanFormatError
 
@@ -13,7 +13,7 @@ class Op(str, Enum):
 
     F = "F"  # forward of a stage
     B = "B"  # full backward
-    I = "I"
+    I = "I"  # noqa: E741 - the field's own name for it
     W = "W"  # weight-gradient half
     SEND_F = "SEND_F"
     RECV_F = "RECV_F"
@@ -58,7 +58,7 @@ class CustomOp:
         return self.value
 
 
-AnyOp = Union[Op, CustomOp]
+AnyOp = Op | CustomOp
 
 COMPUTE_OPS = frozenset({Op.F, Op.B, Op.I, Op.W, Op.TF, Op.TB})
 BACKWARD_OPS = frozenset({Op.B, Op.I})  # those that yield the gradient of a stage's input

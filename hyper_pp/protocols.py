@@ -164,7 +164,7 @@ class Transport(Protocol):
         """Overwrite the tensors on every other rank with those of ``source``; all ranks call it."""
 
     def reduce(self, tensors: Sequence[Tensor], target: int) -> list[Tensor]:
-        """Sum over ranks; the sums are returned on ``target``, elsewhere the values are undefined. All ranks call it."""
+        """Return the sums over ranks on ``target``, undefined values elsewhere; all ranks call it."""
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """Return every rank's small picklable value, by rank; all ranks call it."""

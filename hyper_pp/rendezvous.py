@@ -81,7 +81,7 @@ def run_two_queues(orders: Orders, dependencies: Dependencies) -> Positions | No
         if action is None:
             return None
         if action.op in COLLECTIVE_OPS:
-            members, wanted = list(steps), {member: action for member in steps}
+            members, wanted = list(steps), dict.fromkeys(steps, action)
         else:
             peer = dependencies.rank_of(partner(action))
             assert peer is not None

@@ -6,7 +6,7 @@ in; a plan adds the rest.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 from hyper_pp.actions import Orders
 from hyper_pp.schedules.gpipe import gpipe_orders

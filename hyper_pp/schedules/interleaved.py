@@ -46,7 +46,7 @@ def round_sizes(shape: PipelineShape) -> list[int]:
 
 
 def walk_rounds(rounds: Sequence[int], stages: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (stage, micro-batch) pairs round by round, in a round stage by stage, in a stage micro-batch by micro-batch."""
+    """Return (stage, micro-batch) pairs: round by round, in it stage by stage, in it micro-batch by micro-batch."""
     pairs = []
     first = 0
     for size in rounds:

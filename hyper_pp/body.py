@@ -1,0 +1,211 @@
+"""The engine's half for the body: forwards, backwards and transfers of this rank's stages, and the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hyper_pp.actions import Action, AnyOp, Op
+from hyper_pp.boundary import Delivery
+from hyper_pp.protocols import Pending, Stage, Tape, Tensor, TensorSpec, Value
+from hyper_pp.tree import flatten
+
+if TYPE_CHECKING:
+    from hyper_pp.engine import PipelineEngine
+
+StageKey = tuple[int, int]  # stage, micro-batch
+
+
+@dataclass
+class Forwarded:
+    """What a stage's forward leaves for its backward."""
+
+    tape: Tape
+    input_specs: list[TensorSpec | None]  # of the inputs whose gradients travel on
+    output_specs: list[TensorSpec | None]  # of the outputs whose gradients come back
+    loss_tape: Tape | None = None
+    input_split: bool = False  # its input half is done, its weight half is left
+
+
+class BodyRunner:
+    """Handles the actions of one rank's stages.
+
+    Args:
+        engine: The rank's engine.
+        stages: This rank's stages by global stage.
+        loss: Takes (output, target) and returns a scalar; None where the last stage isn't.
+    """
+
+    def __init__(self, engine: PipelineEngine, stages: Mapping[int, Stage], loss: Stage | None) -> None:
+        self.stages = dict(stages)
+        self.loss = loss
+        self._engine = engine
+        self._tensors = engine.tensors
+        self._last_stage = engine.plan.shape.num_stages - 1
+        self._rank_of = engine.plan.shape.rank_of
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a step with empty buffers; each is freed by the action that last needs it."""
+        self._inputs: dict[StageKey, Delivery] = {}
+        self._outgoing: dict[StageKey, tuple[Value, tuple[bool, ...]]] = {}
+        self._forwarded: dict[StageKey, Forwarded] = {}
+        self._output_grads: dict[StageKey, list[Tensor] | Pending] = {}
+        self._input_grads: dict[StageKey, list[Tensor]] = {}
+
+    def handlers(self) -> dict[AnyOp, Callable[[Action], None]]:
+        """Return the handler of every op of the body."""
+        return {
+            Op.F: self._forward,
+            Op.B: self._backward,
+            Op.I: self._backward_input,
+            Op.W: self._backward_weight,
+            Op.SEND_F: self._send_forward,
+            Op.RECV_F: self._recv_forward,
+            Op.SEND_B: self._send_backward,
+            Op.RECV_B: self._recv_backward,
+        }
+
+    # -- forward -------------------------------------------------------------------------------------------------
+
+    def _forward(self, action: Action) -> None:
+        stage, m = action.stage, action.micro_batch
+        assert m is not None
+        args, kwargs, needs_grad = self._take_inputs(stage, m)
+        training = self._engine.step.training
+        output, tape = self.stages[stage].forward(args, kwargs, needs_grad=needs_grad, record=training)
+        if tape is not None:
+            self._forwarded[stage, m] = Forwarded(
+                tape, self._specs(args, needs_grad), self._specs(output, tape.requires_grad)
+            )
+        if stage == self._last_stage:
+            self._finish_forward(m, output, tape)
+            return
+        requires_grad = self._all_false(output) if tape is None else tape.requires_grad
+        if self._is_local(stage + 1):
+            self._inputs[stage + 1, m] = Delivery(output, requires_grad)
+        else:
+            self._outgoing[stage, m] = output, requires_grad
+
+    def _take_inputs(self, stage: int, m: int) -> tuple[tuple[Value, ...], Mapping[str, Value], Sequence[bool]]:
+        if stage > 0:
+            value, needs_grad = self._inputs.pop((stage, m)).get()
+            return as_args(value), {}, needs_grad
+        if self._engine.preprocess is not None:
+            return self._engine.preprocess.take_output(m)
+        args, kwargs = self._engine.step.inputs[m]
+        return args, kwargs, self._all_false(args)
+
+    def _finish_forward(self, m: int, output: Value, tape: Tape | None) -> None:
+        """Compute the micro-batch's loss, and keep what is wanted of the output."""
+        if self._engine.step.keep_outputs:
+            self._engine.result.outputs[m] = output
+        if self.loss is None:
+            return
+        target = self._engine.step.targets[m]
+        requires_grad = self._all_false(output) if tape is None else tape.requires_grad
+        needs_grad = (*requires_grad, *self._all_false(target))
+        loss, loss_tape = self.loss.forward(
+            (output, target), {}, needs_grad=needs_grad, record=self._engine.step.training
+        )
+        if not self._tensors.is_tensor(loss) or self._tensors.spec(loss).shape != ():
+            what = f"shape {list(self._tensors.spec(loss).shape)}" if self._tensors.is_tensor(loss) else repr(loss)
+            raise ValueError(
+                f"the loss must be a scalar tensor of shape () (got {what}): reduce it in the loss function"
+            )
+        self._engine.result.losses[m] = loss
+        if tape is not None:
+            self._forwarded[self._last_stage, m].loss_tape = loss_tape
+
+    # -- backward ------------------------------------------------------------------------------------------------
+
+    def _backward(self, action: Action) -> None:
+        stage, m, forwarded, grads = self._take_output_grads(action)
+        self._pass_input_grads(stage, m, forwarded, self.stages[stage].backward(forwarded.tape, grads))
+
+    def _backward_input(self, action: Action) -> None:
+        stage, m, forwarded, grads = self._take_output_grads(action)
+        forwarded.input_split = True
+        self._forwarded[stage, m] = forwarded
+        self._pass_input_grads(stage, m, forwarded, self.stages[stage].backward_input(forwarded.tape, grads))
+
+    def _backward_weight(self, action: Action) -> None:
+        assert action.micro_batch is not None
+        forwarded = self._forwarded.pop((action.stage, action.micro_batch))
+        self.stages[action.stage].backward_weight(forwarded.tape)
+
+    def _take_output_grads(self, action: Action) -> tuple[int, int, Forwarded, list[Tensor | None]]:
+        """Return the gradients of a stage's output, aligned with its tensors."""
+        stage, m = action.stage, action.micro_batch
+        assert m is not None
+        forwarded = self._forwarded.pop((stage, m))
+        if stage == self._last_stage:
+            return stage, m, forwarded, self._loss_grads(m, forwarded)
+        arrived = self._output_grads.pop((stage, m))
+        grads = iter(arrived if isinstance(arrived, list) else arrived.wait())
+        return stage, m, forwarded, [None if spec is None else next(grads) for spec in forwarded.output_specs]
+
+    def _loss_grads(self, m: int, forwarded: Forwarded) -> list[Tensor | None]:
+        """Return the weighted loss's gradient by the last stage's output."""
+        weight = self._engine.step.weights[m]
+        specs = forwarded.output_specs
+        if weight == 0 or self.loss is None or forwarded.loss_tape is None:
+            # Not 0 times the gradient: the loss of a micro-batch without valid tokens may be NaN.
+            return [None if spec is None else self._tensors.full(spec, 0.0) for spec in specs]
+        spec = self._tensors.spec(self._engine.result.losses[m])
+        grads = self.loss.backward(forwarded.loss_tape, [self._tensors.full(spec, weight)])
+        return list(grads[: len(specs)])
+
+    def _pass_input_grads(self, stage: int, m: int, forwarded: Forwarded, grads: Sequence[Tensor | None]) -> None:
+        wanted = []
+        for spec, grad in zip(forwarded.input_specs, grads):
+            if spec is not None:
+                wanted.append(self._tensors.full(spec, 0.0) if grad is None else grad)
+        if stage == 0:
+            if self._engine.preprocess is not None:
+                self._engine.preprocess.accept_gradients(m, wanted)
+        elif self._is_local(stage - 1):
+            self._output_grads[stage - 1, m] = wanted
+        else:
+            self._input_grads[stage, m] = wanted
+
+    # -- transfers -----------------------------------------------------------------------------------------------
+
+    def _send_forward(self, action: Action) -> None:
+        assert action.micro_batch is not None
+        value, requires_grad = self._outgoing.pop((action.stage, action.micro_batch))
+        self._engine.send_value(action, value, requires_grad, self._rank_of(action.stage + 1))
+
+    def _recv_forward(self, action: Action) -> None:
+        assert action.micro_batch is not None
+        peer = self._rank_of(action.stage - 1)
+        self._inputs[action.stage, action.micro_batch] = self._engine.recv_value(action, peer)
+
+    def _send_backward(self, action: Action) -> None:
+        assert action.micro_batch is not None
+        grads = self._input_grads.pop((action.stage, action.micro_batch))
+        self._engine.send_gradients(grads, self._rank_of(action.stage - 1))
+
+    def _recv_backward(self, action: Action) -> None:
+        assert action.micro_batch is not None
+        key = action.stage, action.micro_batch
+        specs = [spec for spec in self._forwarded[key].output_specs if spec is not None]
+        self._output_grads[key] = self._engine.recv_gradients(specs, self._rank_of(action.stage + 1))
+
+    # -- small helpers -------------------------------------------------------------------------------------------
+
+    def _is_local(self, stage: int) -> bool:
+        return stage in self.stages
+
+    def _all_false(self, value: Value) -> tuple[bool, ...]:
+        return (False,) * len(flatten(value, self._tensors.is_tensor)[0])
+
+    def _specs(self, value: Value, wanted: Sequence[bool]) -> list[TensorSpec | None]:
+        leaves, _ = flatten(value, self._tensors.is_tensor)
+        return [self._tensors.spec(leaf) if want else None for leaf, want in zip(leaves, wanted)]
+
+
+def as_args(value: Value) -> tuple[Value, ...]:
+    """Return a stage's output as the next stage's positional inputs: a tuple is spread, anything else is one input."""
+    return value if type(value) is tuple else (value,)

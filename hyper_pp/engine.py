@@ -1,0 +1,260 @@
+"""The engine: runs one rank's order of a plan against stages and a transport.
+
+It knows no framework and no schedule. Who does what, in which order, and what can be let go when, is in the plan.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NoReturn
+
+from hyper_pp.actions import Action, AnyOp, CustomOp, Op, Order, declare_op
+from hyper_pp.body import BodyRunner
+from hyper_pp.boundary import Boundaries, Delivery
+from hyper_pp.dependencies import Dependencies
+from hyper_pp.errors import PipelineError
+from hyper_pp.plan import Plan
+from hyper_pp.preprocess import PreprocessRunner
+from hyper_pp.protocols import Pending, Stage, Tensor, Tensors, TensorSpec, Transport, Value
+from hyper_pp.step import StepInputs, StepResult
+from hyper_pp.verify import verify
+
+Handler = Callable[[Action], None]
+
+EVALUATION_OPS = frozenset({Op.F, Op.SEND_F, Op.RECV_F, Op.BCAST_T, Op.TF, Op.SEND_TF, Op.RECV_TF})
+# Sends that may be under way to one peer before the oldest is waited for: enough to keep a link busy, few enough that
+# their tensors don't add up.
+MAX_OUTSTANDING_SENDS = 4
+_NOTHING = StepInputs({}, {}, ())
+
+
+class PipelineEngine:
+    """Runs one rank's part of a plan, once per step.
+
+    Args:
+        plan: Verified here; lowered if it holds compute actions only.
+        rank: This rank in the pipeline.
+        stages: This rank's stages by global stage.
+        transport: Connects the ranks of the pipeline.
+        tensors: The framework's tensor operations.
+        loss: Takes (output, target) and returns a scalar; needed on the rank of the last stage.
+        preprocess: The preprocess block; needed where the plan has one, unless it spreads data only.
+        overlap_p2p: False: wait at each transfer. True: wait at the first use of what arrives.
+        dynamic_shapes: Shapes and plain values that cross stages may change at every micro-batch.
+        seed: Base of the random numbers of the preprocess block; the same on every rank.
+        named_range: Makes a profiler range; each action runs in one named by its text form.
+
+    Raises:
+        ScheduleError: The plan doesn't hold.
+        ValueError: Plan, rank, stages and transport don't fit together.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        stages: Mapping[int, Stage],
+        transport: Transport,
+        tensors: Tensors,
+        *,
+        loss: Stage | None = None,
+        preprocess: Stage | None = None,
+        overlap_p2p: bool = False,
+        dynamic_shapes: bool = False,
+        seed: int = 0,
+        named_range: Callable[[str], AbstractContextManager[Any]] | None = None,
+    ) -> None:
+        plan = plan.lowered()
+        verify(plan)
+        shape = plan.shape
+        if transport.num_ranks != shape.num_ranks:
+            raise ValueError(f"the plan is for {shape.num_ranks} ranks, the pipeline has {transport.num_ranks}")
+        if sorted(stages) != sorted(shape.stages_of(rank)):
+            raise ValueError(f"rank {rank} holds stages {sorted(shape.stages_of(rank))} (got {sorted(stages)})")
+        if preprocess is not None and plan.transpose is None:
+            raise ValueError(f"schedule {plan.schedule} has no preprocess block, but one was given")
+        self.plan = plan
+        self.rank = rank
+        self.tensors = tensors
+        self.transport = transport
+        self.dependencies = Dependencies(shape, plan.transpose, plan.orders)
+        self.overlap_p2p = overlap_p2p
+        self.num_steps = 0
+        self.timeline: list[tuple[Action, float, float]] | None = None
+        self._named_range = named_range
+        self._boundaries = Boundaries(transport, tensors, dynamic_shapes)
+        self._order = plan.orders[rank]
+        self._evaluation_order = tuple(action for action in self._order if action.op in EVALUATION_OPS)
+        self.preprocess = PreprocessRunner(self, preprocess, seed) if plan.transpose is not None else None
+        self.body = BodyRunner(self, stages, loss)
+        self._handlers: dict[AnyOp, Handler] = {
+            **self.body.handlers(),
+            **(self.preprocess.handlers() if self.preprocess is not None else {}),
+        }
+        for action in self._order:
+            if action.op not in self._handlers and not isinstance(action.op, CustomOp):
+                raise ValueError(f"rank {rank}: the engine can't run {action.op} (action {action}) of this plan")
+        self._begin(_NOTHING)
+
+    # -- what users see ------------------------------------------------------------------------------------------
+
+    @property
+    def num_transposed(self) -> int:
+        """NT, the micro-batches whose block forward the plan spreads over the ranks; 0 without a preprocess block."""
+        return 0 if self.plan.transpose is None else self.dependencies.num_transposed
+
+    @property
+    def preprocess_trainable(self) -> bool:
+        """Whether the plan trains its preprocess block."""
+        return self.plan.transpose is not None and not self.plan.transpose.frozen
+
+    @property
+    def input_micro_batches(self) -> tuple[int, ...]:
+        """Micro-batches whose inputs this rank must pass to :meth:`run`, ascending."""
+        first = set()
+        for action in self._order:
+            starts = action.op is Op.F and action.stage == 0 and not self.dependencies.needs(action)
+            if action.micro_batch is not None and (action.op is Op.TF or starts):
+                first.add(action.micro_batch)
+        return tuple(sorted(first))
+
+    @property
+    def has_last_stage(self) -> bool:
+        """Whether this rank computes the loss."""
+        return self.plan.shape.num_stages - 1 in self.body.stages
+
+    def all_stages(self) -> list[Stage]:
+        """Return everything with parameters on this rank: the preprocess block, the stages in order, the loss."""
+        block = None if self.preprocess is None else self.preprocess.stage
+        stages = [self.body.stages[index] for index in sorted(self.body.stages)]
+        return [stage for stage in (block, *stages, self.body.loss) if stage is not None]
+
+    def register(
+        self, op: AnyOp | str, handler: Handler, *, after: Sequence[Op] = (), before: Sequence[Op] = ()
+    ) -> CustomOp:
+        """Give an added Op its handler.
+
+        Args:
+            op: Declared with ``declare_op``, or its name, which is declared here with ``after`` and ``before``.
+            handler: Called with the action where it stands in the order; training steps only.
+            after: Ops of the same stage and micro-batch that come earlier.
+            before: Ops of the same stage and micro-batch that come later.
+
+        Returns:
+            The op.
+
+        Raises:
+            ValueError: The op is built in.
+        """
+        if isinstance(op, str) and not isinstance(op, Op):
+            op = declare_op(op, after=tuple(after), before=tuple(before))
+        if not isinstance(op, CustomOp):
+            raise ValueError(f"op {op} is built in; only added ops can be registered")
+        self._handlers[op] = handler
+        return op
+
+    def run(self, step: StepInputs) -> StepResult:
+        """Run this rank's order once.
+
+        Args:
+            step: Inputs, targets and weights of this step's micro-batches.
+
+        Returns:
+            Losses and outputs, on the rank of the last stage.
+
+        Raises:
+            PipelineError: An action failed; the text names rank, action, position and step. Parameters are untouched,
+                gradients are as they were before, and every other rank is told to end with this cause.
+        """
+        order = self._order if step.training else self._evaluation_order
+        for action in order:
+            if action.op not in self._handlers:
+                raise ValueError(f"no handler for {action.op} (action {action}): call engine.register first")
+        self._begin(step)
+        before = [(stage, stage.gradients()) for stage in self.all_stages()] if step.training else []
+        perform = self._perform if self._named_range is None and self.timeline is None else self._perform_traced
+        index = 0
+        try:
+            for index, action in enumerate(order):  # noqa: B007 - the error below tells how far it came
+                perform(action)
+            for sends in self._sends.values():
+                while sends:
+                    sends.popleft().wait()
+        except BaseException as error:
+            for stage, gradients in before:
+                stage.set_gradients(gradients)
+            self._fail(error, order, index)
+        finally:
+            result = self.result
+            self._begin(_NOTHING)
+        if step.training:
+            self.num_steps += 1
+        return result
+
+    # -- running -------------------------------------------------------------------------------------------------
+
+    def _begin(self, step: StepInputs) -> None:
+        """Start with empty buffers; nothing of an earlier step may stay."""
+        self.step = step
+        self.result = StepResult()
+        self._sends: dict[int, deque[Pending]] = {}
+        self.body.begin()
+        if self.preprocess is not None:
+            self.preprocess.begin()
+
+    def _fail(self, error: BaseException, order: Order, index: int) -> NoReturn:
+        kind = "step" if self.step.training else "evaluation after step"
+        cause = str(error)
+        if not isinstance(error, (ValueError, RuntimeError, TypeError)) or not cause:
+            cause = f"{type(error).__name__}: {cause}"
+        place = f"action {index + 1} of {len(order)}, {kind} {self.num_steps}"
+        text = f"rank {self.rank}: {order[index] if order else 'no action'} ({place}) failed: {cause}"
+        self.transport.abort(text)
+        if isinstance(error, Exception):
+            raise PipelineError(text) from error
+        raise error
+
+    def _perform(self, action: Action) -> None:
+        self._handlers[action.op](action)
+
+    def _perform_traced(self, action: Action) -> None:
+        start = time.perf_counter()
+        with self._named_range(str(action)) if self._named_range is not None else nullcontext():
+            self._handlers[action.op](action)
+        if self.timeline is not None:
+            self.timeline.append((action, start, time.perf_counter()))
+
+    # -- transfers, for the handlers ----------------------------------------------------------------------------------
+
+    def send_value(self, action: Action, value: Value, requires_grad: Sequence[bool], peer: int) -> None:
+        """Send a nested value to a peer; for handlers."""
+        self._sent(peer, self._boundaries.send(action, value, requires_grad, peer, self.step.training))
+
+    def recv_value(self, action: Action, peer: int) -> Delivery:
+        """Receive a nested value from a peer; for handlers."""
+        delivery = self._boundaries.recv(action, peer, self.step.training)
+        if not self.overlap_p2p:
+            delivery.get()
+        return delivery
+
+    def send_gradients(self, gradients: Sequence[Tensor], peer: int) -> None:
+        """Send gradients to a peer that knows their shapes; for handlers."""
+        if gradients:
+            self._sent(peer, self._boundaries.send_gradients(gradients, peer))
+
+    def recv_gradients(self, specs: Sequence[TensorSpec], peer: int) -> list[Tensor] | Pending:
+        """Receive gradients of tensors of these specs from a peer; for handlers."""
+        if not specs:
+            return []
+        pending = self._boundaries.recv_gradients(specs, peer)
+        return pending if self.overlap_p2p else pending.wait()
+
+    def _sent(self, peer: int, pending: Pending) -> None:
+        if not self.overlap_p2p:
+            pending.wait()
+            return
+        sends = self._sends.setdefault(peer, deque())
+        sends.append(pending)
+        if len(sends) > MAX_OUTSTANDING_SENDS:
+            sends.popleft().wait()

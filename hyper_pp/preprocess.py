@@ -1,0 +1,263 @@
+"""The engine's half for the preprocess block: its forward on the owner, its backward on rank 0 or on the owner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hyper_pp.actions import Action, AnyOp, Op
+from hyper_pp.boundary import Delivery
+from hyper_pp.protocols import Pending, Stage, Tape, Tensor, TensorSpec, Value
+from hyper_pp.tree import flatten
+
+if TYPE_CHECKING:
+    from hyper_pp.engine import PipelineEngine
+
+Inputs = tuple[tuple[Value, ...], Mapping[str, Value]]
+
+
+@dataclass
+class _Output:
+    """A block output that waits for its gradient."""
+
+    specs: list[TensorSpec | None]  # of the tensors whose gradients come back from stage 0
+
+
+class PreprocessRunner:
+    """Handles the ``*T*`` actions of one rank.
+
+    A block of layers (or a tower) turns a micro-batch's inputs into stage 0's inputs. Without a block (data only) the
+    inputs themselves are what travels, keywords included.
+
+    Args:
+        engine: The rank's engine.
+        stage: The block; None if only data is spread.
+        seed: Base of the block's random numbers, the same on every rank, so that a recompute on another rank draws the
+            same dropout.
+
+    Raises:
+        ValueError: The plan's block has layers or parameters, but there is no ``stage``; or the other way round.
+    """
+
+    def __init__(self, engine: PipelineEngine, stage: Stage | None, seed: int) -> None:
+        transpose = engine.plan.transpose
+        assert transpose is not None
+        if (stage is None) != (transpose.num_layers == 0):
+            raise ValueError(
+                "the plan spreads data only (num_layers 0), but a preprocess block was given"
+                if stage is not None
+                else f"the plan has a preprocess block (num_layers {transpose.num_layers}), but none was given"
+            )
+        if stage is not None and transpose.frozen and stage.trainable():
+            raise ValueError(
+                "the plan's preprocess block is frozen, but the block has trainable parameters: "
+                "set requires_grad=False on them, or build the plan with frozen=False"
+            )
+        self.stage = stage
+        self._engine = engine
+        self._transpose = transpose
+        self._seed = seed
+        self._dependencies = engine.dependencies
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a step with empty buffers."""
+        self._outputs: dict[int, Delivery] = {}  # on rank 0, for stage 0
+        self._outgoing: dict[int, tuple[Value, tuple[bool, ...]]] = {}
+        self._shipped_inputs: dict[int, Delivery] = {}
+        self._waiting: dict[int, _Output] = {}
+        self._tapes: dict[int, Tape] = {}
+        self._gradients: dict[int, list[Tensor] | Pending] = {}
+
+    def handlers(self) -> dict[AnyOp, Callable[[Action], None]]:
+        """Return the handler of every op of the block."""
+        return {
+            Op.BCAST_T: self._broadcast,
+            Op.TF: self._forward,
+            Op.SEND_TF: self._send_output,
+            Op.RECV_TF: self._recv_output,
+            Op.SEND_TX: self._send_input,
+            Op.RECV_TX: self._recv_input,
+            Op.TB: self._backward,
+            Op.SEND_TB: self._send_gradients,
+            Op.RECV_TB: self._recv_gradients,
+            Op.REDUCE_T: self._reduce,
+        }
+
+    # -- what stage 0 asks for -------------------------------------------------------------------------------------
+
+    def take_output(self, m: int) -> tuple[tuple[Value, ...], Mapping[str, Value], Sequence[bool]]:
+        """Return stage 0's inputs for a micro-batch, and which of their tensors need a gradient."""
+        if self._dependencies.runs_in_forward(m):
+            value, needs_grad = self._run_unrecorded(self._engine.step.inputs[m])
+        else:
+            value, needs_grad = self._outputs.pop(m).get()
+        if self.stage is None:
+            args, kwargs = value
+            return args, kwargs, [False] * self._count(args)
+        args = value if type(value) is tuple else (value,)
+        if self._engine.step.training and any(needs_grad):
+            tensors = self._engine.tensors
+            leaves, _ = flatten(args, tensors.is_tensor)
+            self._waiting[m] = _Output([tensors.spec(leaf) if use else None for leaf, use in zip(leaves, needs_grad)])
+        return args, {}, needs_grad
+
+    def accept_gradients(self, m: int, grads: list[Tensor]) -> None:
+        """Take the gradients of stage 0's inputs; where the block stayed connected, run its backward at once."""
+        if not self._engine.preprocess_trainable:
+            return
+        if m in self._tapes and self._dependencies.is_connected(m):
+            self._run_backward(m, self._tapes.pop(m), grads)
+        else:
+            self._gradients[m] = grads
+
+    # -- forward ---------------------------------------------------------------------------------------------------
+
+    def _forward(self, action: Action) -> None:
+        m = action.micro_batch
+        assert m is not None
+        inputs = self._engine.step.inputs[m]
+        keeps_tape = self._engine.step.training and self._engine.preprocess_trainable and self._keeps_tape(m)
+        if keeps_tape:
+            assert self.stage is not None
+            args, kwargs = inputs
+            value, tape = self.stage.forward(
+                args, kwargs, needs_grad=[False] * self._count(args), record=True, seed=self._seed_of(m)
+            )
+            assert tape is not None
+            self._tapes[m] = tape
+            needs_grad: tuple[bool, ...] = tape.requires_grad
+        else:
+            value, needs_grad = self._run_unrecorded(inputs, self._seed_of(m), keep_buffers=self._engine.rank != 0)
+        if self._dependencies.owner_of(m) == 0:
+            self._outputs[m] = Delivery(value, needs_grad)
+        else:
+            self._outgoing[m] = value, needs_grad
+
+    def _keeps_tape(self, m: int) -> bool:
+        """Tell whether the owner's forward is recorded for the backward, rather than run again then."""
+        if self._transpose.backward == "owner":
+            return not self._transpose.recompute
+        return self._dependencies.is_connected(m)
+
+    def _run_unrecorded(
+        self, inputs: Inputs, seed: int | None = None, keep_buffers: bool = False
+    ) -> tuple[Value, tuple[bool, ...]]:
+        if self.stage is None:
+            return inputs, (False,) * self._count(inputs)
+        args, kwargs = inputs
+        value, _ = self.stage.forward(
+            args, kwargs, needs_grad=[False] * self._count(args), record=False, seed=seed, keep_buffers=keep_buffers
+        )
+        tensors = self._engine.tensors
+        leaves, _ = flatten(value, tensors.is_tensor)
+        wanted = self._engine.step.training and self._engine.preprocess_trainable
+        # Without a graph there is no telling which outputs depend on parameters: any float one may.
+        return value, tuple(wanted and tensors.is_floating(leaf) for leaf in leaves)
+
+    # -- backward --------------------------------------------------------------------------------------------------
+
+    def _backward(self, action: Action) -> None:
+        m = action.micro_batch
+        assert m is not None
+        arrived = self._gradients.pop(m)
+        grads = arrived if isinstance(arrived, list) else arrived.wait()
+        tape = self._tapes.pop(m, None)
+        self._run_backward(m, self._recompute(m) if tape is None else tape, grads)
+
+    def _recompute(self, m: int) -> Tape:
+        """Run the block's forward again, recorded, drawing the same random numbers and counting in no buffer."""
+        assert self.stage is not None
+        if m in self._shipped_inputs:
+            (args, kwargs), _ = self._shipped_inputs.pop(m).get()
+        else:
+            args, kwargs = self._engine.step.inputs[m]
+        _, tape = self.stage.forward(
+            args,
+            kwargs,
+            needs_grad=[False] * self._count(args),
+            record=True,
+            seed=self._seed_of(m),
+            keep_buffers=True,
+        )
+        assert tape is not None
+        return tape
+
+    def _run_backward(self, m: int, tape: Tape, grads: Sequence[Tensor]) -> None:
+        assert self.stage is not None
+        given = iter(grads)
+        specs = self._waiting.pop(m).specs
+        aligned = [None if spec is None else next(given) for spec in specs]
+        usable = [grad if use else None for grad, use in zip(aligned, tape.requires_grad)]
+        self.stage.backward(tape, usable)
+
+    # -- transfers -------------------------------------------------------------------------------------------------
+
+    def _broadcast(self, action: Action) -> None:
+        assert self.stage is not None
+        self._engine.transport.broadcast(self.stage.parameters(), 0)
+
+    def _send_output(self, action: Action) -> None:
+        assert action.micro_batch is not None
+        value, requires_grad = self._outgoing.pop(action.micro_batch)
+        if self._transpose.backward == "owner" and any(requires_grad):
+            tensors = self._engine.tensors
+            leaves, _ = flatten(value, tensors.is_tensor)
+            self._waiting[action.micro_batch] = _Output(
+                [tensors.spec(leaf) if use else None for leaf, use in zip(leaves, requires_grad)]
+            )
+        self._engine.send_value(action, value, requires_grad, 0)
+
+    def _recv_output(self, action: Action) -> None:
+        assert action.micro_batch is not None
+        owner = self._dependencies.owner_of(action.micro_batch)
+        self._outputs[action.micro_batch] = self._engine.recv_value(action, owner)
+
+    def _send_input(self, action: Action) -> None:
+        assert action.micro_batch is not None
+        inputs = self._engine.step.inputs[action.micro_batch]
+        self._engine.send_value(action, inputs, [False] * self._count(inputs), 0)
+
+    def _recv_input(self, action: Action) -> None:
+        assert action.micro_batch is not None
+        owner = self._dependencies.owner_of(action.micro_batch)
+        self._shipped_inputs[action.micro_batch] = self._engine.recv_value(action, owner)
+
+    def _send_gradients(self, action: Action) -> None:
+        m = action.micro_batch
+        assert m is not None
+        self._waiting.pop(m, None)
+        grads = self._gradients.pop(m)
+        assert isinstance(grads, list)
+        self._engine.send_gradients(grads, self._dependencies.owner_of(m))
+
+    def _recv_gradients(self, action: Action) -> None:
+        m = action.micro_batch
+        assert m is not None
+        specs = self._waiting[m].specs if m in self._waiting else []
+        self._gradients[m] = self._engine.recv_gradients([spec for spec in specs if spec is not None], 0)
+
+    def _reduce(self, action: Action) -> None:
+        """Sum the block's gradients onto rank 0, which alone keeps what earlier steps accumulated."""
+        stage, engine = self.stage, self._engine
+        assert stage is not None
+        parameters = stage.parameters()
+        grads = [
+            engine.tensors.full(engine.tensors.spec(parameter), 0.0) if grad is None else grad
+            for parameter, grad in zip(parameters, stage.gradients())
+        ]
+        summed = engine.transport.reduce(grads, 0)
+        stage.set_gradients(summed if engine.rank == 0 else [None] * len(parameters))
+
+    # -- small helpers ---------------------------------------------------------------------------------------------
+
+    def _seed_of(self, m: int) -> int | None:
+        """Return the seed of the block's random numbers for a micro-batch of this step."""
+        if not self._engine.preprocess_trainable:
+            return None
+        count = self._engine.plan.shape.num_micro_batches
+        return (self._seed + self._engine.num_steps * count + m) % 2**31
+
+    def _count(self, value: Value) -> int:
+        return len(flatten(value, self._engine.tensors.is_tensor)[0])
