@@ -31,7 +31,15 @@ _hyper_pp_candidates() {
   ls -d "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.1[012].*/bin/python "$HOME"/.local/share/uv/python/cpython-3.1[012].*/bin/python3 2>/dev/null
 }
 
-_hyper_pp_sudo() { if [ "$(id -u)" != 0 ]; then printf 'sudo '; fi; }
+# Says the one command that installs a system package; a machine that never fetched package lists does that first.
+_hyper_pp_say_apt() {
+  local sudo=""
+  [ "$(id -u)" = 0 ] || sudo="sudo "
+  local command="${sudo}apt-get install -y $1"
+  apt-cache show "$1" >/dev/null 2>&1 || command="${sudo}apt-get update && $command"
+  _hyper_pp_say "Run this one command, then try again:"
+  _hyper_pp_say "    $command"
+}
 
 # Says what to install where no interpreter fits.
 _hyper_pp_need_python() {
@@ -44,8 +52,7 @@ _hyper_pp_need_python() {
   if command -v apt-cache >/dev/null; then
     for minor in 3.11 3.12 3.10; do
       if apt-cache show "python$minor-venv" >/dev/null 2>&1 || _hyper_pp_distribution_has "$minor"; then
-        _hyper_pp_say "Run this one command, then try again:"
-        _hyper_pp_say "    $(_hyper_pp_sudo)apt-get install -y python$minor-venv"
+        _hyper_pp_say_apt "python$minor-venv"
         return
       fi
     done
@@ -96,8 +103,8 @@ _hyper_pp_check_mindspore() {
   local error
   error="$(cd / && "$1/bin/python" -c 'import mindspore' 2>&1)" && return
   if [[ "$error" == *libgomp.so.1* ]]; then
-    _hyper_pp_say "MindSpore needs the system library libgomp. Run this one command, then try again:"
-    _hyper_pp_say "    $(_hyper_pp_sudo)apt-get install -y libgomp1"
+    _hyper_pp_say "MindSpore needs the system library libgomp."
+    _hyper_pp_say_apt libgomp1
   else
     _hyper_pp_say "MindSpore is installed but does not load: $(tail -n 1 <<<"$error")"
   fi
@@ -222,8 +229,8 @@ _hyper_pp_environment() {
   if [ -z "$without_venv" ]; then
     _hyper_pp_need_python
   else
-    _hyper_pp_say "Python $without_venv is there, but its venv module is not complete. Run this one command, then try again:"
-    _hyper_pp_say "    $(_hyper_pp_sudo)apt-get install -y python$without_venv-venv"
+    _hyper_pp_say "Python $without_venv is there, but its venv module is not complete."
+    _hyper_pp_say_apt "python$without_venv-venv"
   fi
   return 1
 }
