@@ -1,0 +1,235 @@
+"""One model chunk, preprocess block or loss function of MindSpore as a stage that the engine can run."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from mindspore import Parameter, Tensor, nn
+
+from hyper_pp.mindspore import autograd, random, split_backward
+from hyper_pp.mindspore.tensors import MindSporeTensors
+from hyper_pp.protocols import TensorSpec, Value
+from hyper_pp.tree import flatten, unflatten
+
+_LOG = logging.getLogger("hyper_pp")
+_TENSORS = MindSporeTensors()
+
+
+class CellTape:
+    """What a recorded forward leaves for its backward."""
+
+    def __init__(self, leaves: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+        self.requires_grad: tuple[bool, ...] = tuple(autograd.in_graph(output) for output in outputs)
+        self.leaves: list[Tensor | None] | None = list(leaves)
+        self.outputs = [output if use else None for output, use in zip(outputs, self.requires_grad)]
+        self.specs = [_TENSORS.spec(output) for output in outputs]
+        self.remainder: split_backward.Remainder | None = None
+        self.whole: list[Tensor | None] | None = None  # weight gradients of a backward that couldn't be split
+
+
+class CellStage:
+    """Implements :class:`hyper_pp.protocols.Stage` around a Cell or a function.
+
+    Args:
+        function: What the forward calls; it takes and returns nested values of tensors.
+        parameters: Its parameters, frozen ones included, in an order that is the same on every rank. By default all
+            parameters of a Cell, none of a function.
+        name: Says in error messages which stage this is.
+
+    Raises:
+        TypeError: ``function`` can't be called.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], parameters: Sequence[Parameter] | None = None, name: str = "stage"
+    ) -> None:
+        if not callable(function):
+            raise TypeError(f"{name} must be a Cell or a function (got {type(function).__name__})")
+        self.function = function
+        self.name = name
+        is_cell = isinstance(function, nn.Cell)
+        if parameters is None:
+            parameters = list(function.get_parameters()) if is_cell else []
+        self._parameters = list(parameters)
+        self._cells = [cell for _, cell in function.cells_and_names()] if is_cell else []
+        self._custom_backward = is_cell and autograd.has_custom_backward(function)
+        self._dropouts = random.dropouts(function)
+        self._gradients: dict[int, Tensor] = {}  # by position in self._parameters
+        self._told_whole = False
+
+    def forward(
+        self,
+        args: tuple[Value, ...],
+        kwargs: Mapping[str, Value],
+        *,
+        needs_grad: Sequence[bool],
+        record: bool,
+        seed: int | None = None,
+        keep_buffers: bool = False,
+    ) -> tuple[Value, CellTape | None]:
+        """Run the forward on one micro-batch; see the protocol."""
+        tensors, skeleton = flatten(args, _TENSORS.is_tensor)
+        leaves = [
+            autograd.leaf(tensor) if record and needs and tensor.is_floating_point() else None
+            for tensor, needs in zip(tensors, needs_grad, strict=True)
+        ]
+        inputs = [_detached(tensor) if leaf is None else leaf for tensor, leaf in zip(tensors, leaves)]
+        args = unflatten(skeleton, inputs)
+        tensors, skeleton = flatten(dict(kwargs), _TENSORS.is_tensor)
+        kwargs = unflatten(skeleton, [_detached(tensor) for tensor in tensors])
+        differentiable = record and (self.trainable() or any(leaf is not None for leaf in leaves))
+        with contextlib.ExitStack() as stack:
+            if keep_buffers:
+                stack.enter_context(self._buffers_kept())
+            if seed is not None:
+                stack.enter_context(random.seeded(seed, self._dropouts))
+            if differentiable:
+                output = autograd.record(self.function, args, kwargs, custom_backward=self._custom_backward)
+            else:
+                output = autograd.run_unrecorded(self.function, args, kwargs)
+        if not record:
+            return output, None
+        tape = CellTape(leaves, flatten(output, _TENSORS.is_tensor)[0])
+        if not differentiable:
+            tape.requires_grad = (False,) * len(tape.requires_grad)
+        return output, tape
+
+    def backward(self, tape: CellTape, output_grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Accumulate parameter gradients and return the gradients of the inputs; see the protocol."""
+        outputs, grads, leaves = self._start_backward(tape, output_grads)
+        inputs = [leaf for leaf in leaves if leaf is not None]
+        found = autograd.backward(outputs, grads, [*inputs, *self._trainable()])
+        self._accumulate(found[len(inputs) :])
+        return _aligned(leaves, found)
+
+    def backward_input(self, tape: CellTape, output_grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return the gradients of the inputs, leave those of the parameters to :meth:`backward_weight`."""
+        autograd.check_available(split_backward=True)
+        outputs, grads, leaves = self._start_backward(tape, output_grads)
+        inputs, parameters = [leaf for leaf in leaves if leaf is not None], self._trainable()
+        graph = split_backward.examine(outputs, inputs, parameters)
+        if graph.divisible:
+            found, tape.remainder = split_backward.backward_input(graph, outputs, grads, inputs)
+        else:
+            if not self._told_whole:
+                _LOG.warning(
+                    "%s holds a jitted function or a Cell with bprop, whose backward can't be split: its weight "
+                    "gradients are computed together with its input gradients",
+                    self.name,
+                )
+                self._told_whole = True
+            found = autograd.backward(outputs, grads, [*inputs, *parameters])
+            tape.whole = found[len(inputs) :]
+        return _aligned(leaves, found)
+
+    def backward_weight(self, tape: CellTape) -> None:
+        """Accumulate the parameter gradients that :meth:`backward_input` left; see the protocol."""
+        if tape.whole is not None:
+            self._accumulate(tape.whole)
+        elif tape.remainder is not None:
+            self._accumulate(split_backward.backward_weight(tape.remainder, self._trainable()))
+        else:
+            raise RuntimeError(f"{self.name}: backward_weight must follow a backward_input of the same forward, once")
+        tape.whole = tape.remainder = None
+
+    def trainable(self) -> bool:
+        """Tell whether any parameter has ``requires_grad``."""
+        return any(parameter.requires_grad for parameter in self._parameters)
+
+    def parameters(self) -> list[Parameter]:
+        """Return the trainable parameters."""
+        return [self._parameters[index] for index in self._positions()]
+
+    def buffers(self) -> list[Tensor]:
+        """Return the frozen parameters and the registered buffers."""
+        frozen = [parameter for parameter in self._parameters if not parameter.requires_grad]
+        return frozen + [buffer for _, _, buffer in self._registered_buffers()]
+
+    def gradients(self) -> list[Tensor | None]:
+        """Return the accumulated gradients, aligned with :meth:`parameters`; nothing changes them later."""
+        return [self._gradients.get(index) for index in self._positions()]
+
+    def set_gradients(self, gradients: Sequence[Tensor | None]) -> None:
+        """Replace the accumulated gradients, aligned with :meth:`parameters`."""
+        self._gradients = {
+            index: grad for index, grad in zip(self._positions(), gradients, strict=True) if grad is not None
+        }
+
+    def _positions(self) -> list[int]:
+        return [index for index, parameter in enumerate(self._parameters) if parameter.requires_grad]
+
+    _trainable = parameters
+
+    def _start_backward(
+        self, tape: CellTape, output_grads: Sequence[Tensor | None]
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor | None]]:
+        if tape.leaves is None:
+            raise RuntimeError(f"{self.name}: a forward can be differentiated once, its tape is used up")
+        if len(output_grads) != len(tape.specs):
+            raise ValueError(f"{self.name} has {len(tape.specs)} output tensors (got {len(output_grads)} gradients)")
+        outputs, grads = [], []
+        for index, (output, spec, grad) in enumerate(zip(tape.outputs, tape.specs, output_grads)):
+            if output is None or grad is None:
+                continue
+            _check_grad(f"{self.name}: the gradient of output tensor {index}", grad, spec)
+            outputs.append(output)
+            grads.append(grad)
+        leaves, tape.leaves, tape.outputs = tape.leaves, None, []
+        return outputs, grads, leaves
+
+    def _accumulate(self, found: Sequence[Tensor | None]) -> None:
+        # New tensors, never in place: what gradients() handed out may be a copy to fall back on.
+        for index, grad in zip(self._positions(), found, strict=True):
+            if grad is not None:
+                before = self._gradients.get(index)
+                self._gradients[index] = grad if before is None else _TENSORS.add(before, grad)
+
+    def _registered_buffers(self) -> list[tuple[nn.Cell, str, Tensor]]:
+        seen: set[int] = set()
+        found = []
+        for cell in self._cells:
+            for name, buffer in getattr(cell, "_buffers", {}).items():
+                if buffer is not None and id(buffer) not in seen:
+                    seen.add(id(buffer))
+                    found.append((cell, name, buffer))
+        return found
+
+    @contextlib.contextmanager
+    def _buffers_kept(self) -> Iterator[None]:
+        frozen = [parameter for parameter in self._parameters if not parameter.requires_grad]
+        registered = self._registered_buffers()
+        values = [_copy(buffer) for buffer in [*frozen, *(buffer for _, _, buffer in registered)]]
+        try:
+            yield
+        finally:
+            for cell, name, buffer in registered:
+                cell._buffers[name] = buffer
+            # Not in place: a graph that was recorded inside the block may still need the values of then.
+            for buffer, value in zip([*frozen, *(buffer for _, _, buffer in registered)], values):
+                buffer.assign_value(value)
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    return autograd.cut(tensor) if autograd.in_graph(tensor) else tensor
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    with autograd.no_grad():
+        return autograd.cut(tensor).copy()
+
+
+def _check_grad(what: str, grad: Tensor, spec: TensorSpec) -> None:
+    found = _TENSORS.spec(grad)
+    if found != spec:
+        raise ValueError(f"{what} must be {spec} (got {found})")
+
+
+def _aligned(leaves: Sequence[Tensor | None], found: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Put the gradients in ``found`` where their leaves are; zeros where nothing depends on a leaf."""
+    grads = iter(found)
+    result: list[Tensor | None] = []
+    for leaf in leaves:
+        grad = None if leaf is None else next(grads)
+        result.append(_TENSORS.full(_TENSORS.spec(leaf), 0.0) if leaf is not None and grad is None else grad)
+    return result
