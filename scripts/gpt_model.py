@@ -21,14 +21,14 @@ class GptConfig:
     """The sizes of a GPT.
 
     Args:
-        num_blocks: transformer blocks between the embedding and the head.
-        hidden: width of the residual stream.
-        num_heads: attention heads; must divide `hidden`.
-        context: longest sequence, in bytes.
-        seed: seed of the initial weights.
+        num_blocks: Transformer blocks between the embedding and the head.
+        hidden: Width of the residual stream.
+        num_heads: Attention heads; must divide `hidden`.
+        context: Longest sequence, in bytes.
+        seed: Seed of the initial weights.
 
     Raises:
-        ValueError: a size is below 1 or `hidden` is not a multiple of `num_heads`.
+        ValueError: A size is below 1 or `hidden` is not a multiple of `num_heads`.
     """
 
     num_blocks: int = 9
@@ -136,7 +136,7 @@ def build_layers(config: GptConfig) -> list[nn.Cell]:
     """Builds the whole model: one embedding, `num_blocks` transformer blocks, one head.
 
     Args:
-        config: the model's sizes.
+        config: The model's sizes.
 
     Returns:
         `num_blocks + 2` Cells whose composition maps ids (micro_batch_size, seq) to logits (…, seq, 256).
@@ -165,7 +165,7 @@ def count_parameters(layers: list[nn.Cell]) -> int:
     """Counts the trainable numbers in `layers`.
 
     Args:
-        layers: any Cells.
+        layers: Any Cells.
 
     Returns:
         The sum of the sizes of their parameters.

@@ -15,14 +15,14 @@ def read_text(paths: Sequence[str] = ()) -> np.ndarray:
     """Reads files one after the other as bytes.
 
     Args:
-        paths: files to read; none means the sources of Python's standard library, in alphabetical order, up to
+        paths: Files to read; none means the sources of Python's standard library, in alphabetical order, up to
             `DEFAULT_BYTES`.
 
     Returns:
         (length,) uint8.
 
     Raises:
-        ValueError: a path is not a readable file, or all of them are empty.
+        ValueError: A path is not a readable file, or all of them are empty.
     """
     pieces: list[bytes] = []
     limit = None if paths else DEFAULT_BYTES
@@ -50,12 +50,12 @@ class Batches:
 
     Args:
         text: (length,) uint8.
-        batch_size: sequences per step.
-        context: bytes per sequence.
-        seed: seed of the positions drawn.
+        batch_size: Sequences per step.
+        context: Bytes per sequence.
+        seed: Seed of the positions drawn.
 
     Raises:
-        ValueError: the text is shorter than one sequence and the byte that follows it.
+        ValueError: The text is shorter than one sequence and the byte that follows it.
     """
 
     def __init__(self, text: np.ndarray, batch_size: int, context: int, seed: int) -> None:
@@ -67,7 +67,7 @@ class Batches:
         """Draws one step's batch.
 
         Args:
-            step: number of the step; the same number gives the same batch.
+            step: Number of the step; the same number gives the same batch.
 
         Returns:
             Inputs and targets, both (batch_size, context) int32; a target is the byte after its input.
