@@ -70,7 +70,8 @@ SHARDING_OPS = frozenset({Op.UNSHARD, Op.RESHARD, Op.REDUCE_GRAD})
 PREPROCESS_OPS = frozenset(op for op in Op if op.value.endswith(("_T", "_TF", "_TX", "_TB")) or op in (Op.TF, Op.TB))
 WITHOUT_MICRO_BATCH = COLLECTIVE_OPS | SHARDING_OPS
 
-_TEXT = re.compile(r"(\d+)([A-Z]+(?:_[A-Z]+)*)(\d*)", re.ASCII)
+# Nine digits are more than any pipeline has of anything, and int() refuses thousands of them.
+_TEXT = re.compile(r"(\d{1,9})([A-Z]+(?:_[A-Z]+)*)(\d{0,9})", re.ASCII)
 _OPS: dict[str, AnyOp] = {op.value: op for op in Op}
 
 

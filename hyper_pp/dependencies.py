@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from hyper_pp.actions import COLLECTIVE_OPS, Action, CustomOp, Op, Orders
+from hyper_pp.actions import COLLECTIVE_OPS, PREPROCESS_OPS, Action, AnyOp, CustomOp, Op, Orders
 from hyper_pp.shape import PipelineShape
 from hyper_pp.transpose import Transpose
 
@@ -40,17 +40,17 @@ class Dependencies:
         self.split: set[tuple[int, int | None]] = set()
         self.separate_forward: set[int | None] = set()  # micro-batches whose block forward is an action of its own
         self.separate_backward: set[int | None] = set()
-        self.broadcasts = False
+        self.ops: set[AnyOp] = set()  # every op that occurs
         for order in orders:
-            for action in order:
-                if action.op is Op.I:
-                    self.split.add((action.stage, action.micro_batch))
-                elif action.op is Op.TF:
-                    self.separate_forward.add(action.micro_batch)
-                elif action.op is Op.TB:
-                    self.separate_backward.add(action.micro_batch)
-                elif action.op is Op.BCAST_T:
-                    self.broadcasts = True
+            for stage, op, micro_batch in order:
+                self.ops.add(op)
+                if op is Op.I:
+                    self.split.add((stage, micro_batch))
+                elif op is Op.TF:
+                    self.separate_forward.add(micro_batch)
+                elif op is Op.TB:
+                    self.separate_backward.add(micro_batch)
+        self.broadcasts = Op.BCAST_T in self.ops
         self._rank_of_stage = [shape.rank_of(stage) for stage in range(shape.num_stages)]
         self._needs: dict[Op, Callable[[int, int], list[Need]]] = {
             Op.F: self._needs_of_forward,
@@ -97,6 +97,8 @@ class Dependencies:
     def rank_of(self, action: Action) -> int | None:
         """Return the rank that ``action`` belongs to; None for a collective, which belongs to all."""
         stage, op, micro_batch = action
+        if op not in PREPROCESS_OPS:
+            return self._rank_of_stage[stage]
         if op in COLLECTIVE_OPS:
             return None
         if op in (Op.TF, Op.SEND_TF, Op.SEND_TX, Op.RECV_TB):
@@ -105,9 +107,7 @@ class Dependencies:
         if op is Op.TB:
             assert micro_batch is not None and self.transpose is not None
             return self.owner_of(micro_batch) if self.transpose.backward == "owner" else 0
-        if op in (Op.RECV_TF, Op.RECV_TX, Op.SEND_TB):
-            return 0
-        return self._rank_of_stage[stage]
+        return 0
 
     def needs(self, action: Action) -> list[Need]:
         """Return what ``action`` needs; nothing for receives, which need their partner, and for ops without a rule."""

@@ -104,7 +104,10 @@ def from_csv(text: str) -> Plan:
     Raises:
         PlanFormatError: The rows hold no actions, an action can't be read, or no placement fits.
     """
-    rows = [[cell for cell in row if cell.strip()] for row in csv.reader(io.StringIO(text))]
+    try:
+        rows = [[cell for cell in row if cell.strip()] for row in csv.reader(io.StringIO(text))]
+    except csv.Error as error:
+        raise PlanFormatError(f"not a CSV file ({error})") from error
     while rows and not rows[-1]:
         rows.pop()
     orders = _parse(rows)
@@ -114,6 +117,11 @@ def from_csv(text: str) -> Plan:
         raise PlanFormatError("a CSV plan has one row of actions per rank (found no forward in it)")
     num_stages = max(action.stage for action in actions) + 1
     num_micro_batches = max(action.micro_batch or 0 for action in actions) + 1
+    if max(num_stages, num_micro_batches) > len(actions):
+        raise PlanFormatError(
+            f"every stage and micro-batch has an action (stages: {num_stages}, micro-batches: {num_micro_batches}, "
+            f"actions: {len(actions)})"
+        )
     num_chunks, rest = divmod(num_stages, len(orders))
     if rest:
         raise PlanFormatError(f"every rank holds as many stages (ranks: {len(orders)}, stages: {num_stages})")

@@ -1,6 +1,7 @@
 """Prove that a plan does a whole training step, in an order that can't go wrong or hang; or say where it does."""
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -9,7 +10,9 @@ from hyper_pp.actions import (
     RECV_OPS,
     SEND_OPS,
     SHARDING_OPS,
+    WITHOUT_MICRO_BATCH,
     Action,
+    AnyOp,
     CustomOp,
     Op,
     partner,
@@ -19,6 +22,8 @@ from hyper_pp.errors import ScheduleError
 from hyper_pp.grid import excerpt
 from hyper_pp.plan import Plan
 from hyper_pp.rendezvous import run_rendezvous, run_two_queues
+
+_TABLED_OPS = frozenset(Op) - WITHOUT_MICRO_BATCH
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ def verify(plan: Plan, *, max_activations: int | Sequence[int] | None = None) ->
     Raises:
         ScheduleError: A rule is broken; the error holds a one-line reason and the rank × step grid around the fault.
     """
+    _refuse_hopeless(plan)
     if plan.compute_only:
         _Checks(plan).presence()
         plan = plan.lowered()
@@ -67,24 +73,29 @@ def verify(plan: Plan, *, max_activations: int | Sequence[int] | None = None) ->
 
 def peak_activations(order: Sequence[Action]) -> int:
     """Return the most stage inputs that are live at a time in one rank's order."""
-    split = {(action.stage, action.micro_batch) for action in order if action.op is Op.I}
     live = peak = 0
-    for stage, op, m in order:
+    for _, op, _ in order:
         if op is Op.F:
             live += 1
-            peak = max(peak, live)
-        elif op is Op.W or (op is Op.B and (stage, m) not in split):
+            if live > peak:
+                peak = live
+        elif op is Op.B or op is Op.W:
             live -= 1
     return peak
 
 
 class _Checks:
-    """The rules, one method each, over a plan whose positions are looked up once."""
+    """The rules, one method each, over a plan whose steps are looked up once."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.dependencies = Dependencies(plan.shape, plan.transpose, plan.orders)
-        self.positions: list[dict[Action, int]] = [{} for _ in plan.orders]
+        # Where each action stands in its rank's order. Ops that belong to a micro-batch get a flat table of their own,
+        # -1 for absent: on long orders that is far less memory to walk than a dictionary of actions.
+        absent = array("l", [-1]) * (plan.shape.num_stages * plan.shape.num_micro_batches)
+        self.steps: dict[AnyOp, array[int]] = {op: absent[:] for op in self.dependencies.ops if op in _TABLED_OPS}
+        self.absent = absent
+        self.others: list[dict[Action, int]] = [{} for _ in plan.orders]  # the last step of everything else
 
     def fail(self, reason: str, rank: int | None = None, step: int = 0) -> NoReturn:
         marks: list[int | None] = [None] * len(self.plan.orders)
@@ -92,87 +103,131 @@ class _Checks:
             marks[rank] = step
         raise ScheduleError(reason, excerpt(self.plan.orders, marks))
 
+    def step_of(self, action: Action) -> int:
+        """Return where an action of a micro-batch stands in its rank's order, -1 if nowhere."""
+        stage, op, m = action
+        assert m is not None
+        return self.steps.get(op, self.absent)[stage * self.plan.shape.num_micro_batches + m]
+
     def presence(self) -> None:
         """Every required action exactly once and on the right rank, and nothing else."""
-        dependencies = self.dependencies
+        rank_of, num_micro_batches = self.dependencies.rank_of, self.plan.shape.num_micro_batches
         for rank, order in enumerate(self.plan.orders):
-            seen = self.positions[rank]
+            others = self.others[rank]
             for step, action in enumerate(order):
-                home = dependencies.rank_of(action)
-                if home is not None and home != rank:
+                home = rank_of(action)
+                if home != rank and home is not None:
                     self.fail(f"{action} is on rank {rank}, but belongs on rank {home}", rank, step)
-                repeatable = action.op in SHARDING_OPS or (
-                    isinstance(action.op, CustomOp) and action.micro_batch is None
-                )
-                if action in seen and not repeatable:
-                    self.fail(f"{action} is twice in rank {rank}'s order (steps {seen[action]} and {step})", rank, step)
-                seen[action] = step
-        required = set(dependencies.required())
+                stage, op, m = action
+                if op in _TABLED_OPS:
+                    assert m is not None
+                    table, slot = self.steps[op], stage * num_micro_batches + m
+                    first = table[slot]
+                    table[slot] = step
+                else:
+                    first = -1 if _may_repeat(action) else others.get(action, -1)
+                    others[action] = step
+                if first >= 0:
+                    self.fail(f"{action} is twice in rank {rank}'s order (steps {first} and {step})", rank, step)
+        self._nothing_missing()
+        self._nothing_extra()
+
+    def _required(self) -> Iterator[Action]:
+        required = self.dependencies.required()
         if self.plan.compute_only:
-            required = {action for action in required if action.op not in BODY_P2P_OPS}
-        for action in sorted(required, key=lambda action: (action.micro_batch or 0, action.stage, action.op.value)):
-            home = dependencies.rank_of(action)
-            assert home is not None
-            if action not in self.positions[home]:
-                self._report_missing(action, home)
-        collectives = dependencies.required_collectives(self.plan.schedule)
-        for rank, seen in enumerate(self.positions):
-            for op in collectives:
-                if Action(0, op) not in seen:
+            return (action for action in required if action.op not in BODY_P2P_OPS)
+        return required
+
+    def _nothing_missing(self) -> None:
+        missing = [action for action in self._required() if self.step_of(action) < 0]
+        if missing:
+            self._report_missing(min(missing, key=lambda action: (action.micro_batch, action.stage, action.op.value)))
+        for rank, others in enumerate(self.others):
+            for op in self.dependencies.required_collectives(self.plan.schedule):
+                if Action(0, op) not in others:
                     self.fail(f"0{op} is missing in rank {rank}'s order", rank)
-            for action, step in seen.items():
-                optional = isinstance(action.op, CustomOp) or action.op in SHARDING_OPS or action.op in collectives
-                if action not in required and not optional and not self._is_extra_forward(action):
-                    self.fail(f"{action} is in rank {rank}'s order, but nothing needs it", rank, step)
 
-    def _is_extra_forward(self, action: Action) -> bool:
-        transpose = self.plan.transpose
-        return action.op is Op.TF and transpose is not None and transpose.frozen
-
-    def _report_missing(self, action: Action, rank: int) -> NoReturn:
+    def _report_missing(self, action: Action) -> NoReturn:
+        rank = self.dependencies.rank_of(action)
+        assert rank is not None
         kind = f"{action} is missing in rank {rank}'s order"
         if action.op is Op.W:
             kind += f", which has its other half {Action(action.stage, Op.I, action.micro_batch)}"
         elif action.op in SEND_OPS or action.op in RECV_OPS:
             other = partner(action)
-            home = self.dependencies.rank_of(other)
-            if home is not None and other in self.positions[home]:
-                kind += f": {other} on rank {home} has no partner"
-        m = action.micro_batch or 0
-        before = [step for (stage, op, n), step in self.positions[rank].items() if op is action.op and n == m - 1]
-        self.fail(kind, rank, max(before, default=-1) + 1)
+            if self.step_of(other) >= 0:
+                kind += f": {other} on rank {self.dependencies.rank_of(other)} has no partner"
+        # Point to where the same action of the micro-batch before it stands, since this one belongs somewhere behind.
+        before = -1
+        if action.micro_batch:
+            previous = Action(action.stage, action.op, action.micro_batch - 1)
+            if self.dependencies.rank_of(previous) == rank:
+                before = self.step_of(previous)
+        self.fail(kind, rank, before + 1)
+
+    def _nothing_extra(self) -> None:
+        # All that is required is there, so anything else is there too exactly if the numbers differ.
+        collectives = self.dependencies.required_collectives(self.plan.schedule)
+        optional = {
+            op for op in self.dependencies.ops if op in SHARDING_OPS or op in collectives or isinstance(op, CustomOp)
+        }
+        num_held = self.plan.num_actions
+        if optional:
+            num_held -= sum(op in optional for order in self.plan.orders for _, op, _ in order)
+        if num_held == sum(1 for _ in self._required()):
+            return
+        required = set(self._required())
+        for rank, order in enumerate(self.plan.orders):
+            for step, action in enumerate(order):
+                if action not in required and action.op not in optional:
+                    self.fail(f"{action} is in rank {rank}'s order, but nothing needs it", rank, step)
 
     def order(self) -> None:
         """Every action after what it needs on its own rank."""
+        needs, steps = self.dependencies.needs, self.steps
+        num_micro_batches = self.plan.shape.num_micro_batches
         for rank, order in enumerate(self.plan.orders):
-            positions = self.positions[rank]
             for step, action in enumerate(order):
                 if isinstance(action.op, CustomOp):
                     self._order_of_custom(rank, step, action, action.op)
-                for need in self.dependencies.needs(action):
+                for producer, carrier in needs(action):
                     # Presence was checked, so a need that isn't in this order is not a need of this plan.
-                    if positions.get(need.local, -1) >= step:
-                        self.fail(f"{action} comes before {need.local}, which it needs", rank, step)
+                    stage, op, m = local = carrier or producer
+                    if m is None:
+                        late = self.others[rank].get(local, -1) >= step
+                    else:
+                        late = op in steps and steps[op][stage * num_micro_batches + m] >= step
+                    if late:
+                        self.fail(f"{action} comes before {local}, which it needs", rank, step)
                 if action.op is Op.REDUCE_T:
-                    late = next((other for other in order[step:] if other.op is Op.TB), None)
-                    if late is not None:
-                        self.fail(f"{action} comes before {late}, whose gradients it sums", rank, step)
+                    last = next((other for other in order[step:] if other.op is Op.TB), None)
+                    if last is not None:
+                        self.fail(f"{action} comes before {last}, whose gradients it sums", rank, step)
 
     def _order_of_custom(self, rank: int, step: int, action: Action, op: CustomOp) -> None:
-        for other, place in self.positions[rank].items():
-            if other.stage != action.stage or (
-                action.micro_batch is not None and other.micro_batch != action.micro_batch
-            ):
-                continue
-            if other.op in op.after and place > step:
-                self.fail(f"{action} comes before {other}, but was declared to come after {other.op}", rank, step)
-            if other.op in op.before and place < step:
-                self.fail(f"{action} comes after {other}, but was declared to come before {other.op}", rank, step)
+        if action.micro_batch is None:
+            micro_batches: Sequence[int] = range(self.plan.shape.num_micro_batches)
+        else:
+            micro_batches = (action.micro_batch,)
+        for other_op in op.after + op.before:
+            if other_op in _TABLED_OPS:
+                others = [Action(action.stage, other_op, m) for m in micro_batches]
+                places = [(other, self.step_of(other)) for other in others]
+            else:
+                other = Action(action.stage, other_op)
+                places = [(other, self.others[rank].get(other, -1))]
+            for other, place in places:
+                if place > step and other_op in op.after:
+                    self.fail(f"{action} comes before {other}, but was declared to come after {other_op}", rank, step)
+                if 0 <= place < step and other_op in op.before:
+                    self.fail(f"{action} comes after {other}, but was declared to come before {other_op}", rank, step)
 
     def sharding(self) -> None:
         """A stage with UNSHARD computes only while unsharded; REDUCE_GRAD comes after its last backward."""
+        if self.dependencies.ops.isdisjoint(SHARDING_OPS):
+            return
         for rank, order in enumerate(self.plan.orders):
-            managed = {action.stage for action in order if action.op is Op.UNSHARD}
+            managed = {stage for stage, op, _ in order if op is Op.UNSHARD}
             whole: set[int] = set()
             reduced: set[int] = set()
             for step, action in enumerate(order):
@@ -216,6 +271,25 @@ class _Checks:
             if peak > most:
                 step = _first_above(self.plan.orders[rank], most)
                 self.fail(f"rank {rank} holds {peak} stage inputs at a time, the limit is {most}", rank, step)
+
+
+def _refuse_hopeless(plan: Plan) -> None:
+    """Refuse a file whose shape needs far more actions than it holds, before tables of that shape are made."""
+    shape = plan.shape
+    if plan.num_actions >= shape.num_stages * shape.num_micro_batches:
+        return
+    held = {action for order in plan.orders for action in order}
+    wanted = (Action(s, Op.F, m) for m in range(shape.num_micro_batches) for s in range(shape.num_stages))
+    missing = next(action for action in wanted if action not in held)
+    needed = shape.num_stages * shape.num_micro_batches
+    raise ScheduleError(
+        f"{missing} is missing in rank {shape.rank_of(missing.stage)}'s order "
+        f"({shape} needs {needed} forwards, the plan holds {plan.num_actions} actions)"
+    )
+
+
+def _may_repeat(action: Action) -> bool:
+    return action.op in SHARDING_OPS or (isinstance(action.op, CustomOp) and action.micro_batch is None)
 
 
 def _first_above(order: Sequence[Action], most: int) -> int:

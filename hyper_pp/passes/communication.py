@@ -8,6 +8,7 @@ its message can be there, hence a transport that works in the background is neve
 """
 
 import heapq
+from collections import defaultdict
 from collections.abc import Iterator
 
 from hyper_pp.actions import (
@@ -17,6 +18,7 @@ from hyper_pp.actions import (
     RECV_OPS,
     SEND_OPS,
     Action,
+    AnyOp,
     Op,
     Orders,
     partner,
@@ -51,9 +53,11 @@ class _Lowering:
         self.orders = orders
         self.shape = shape
         self.dependencies = Dependencies(shape, transpose, orders)
+        self.num_slots = shape.num_stages * shape.num_micro_batches
         self.lowered: list[list[Action]] = [[] for _ in orders]
         self.next_index = [0] * len(orders)
-        self.done: set[Action] = set()
+        # One flag per stage and micro-batch for each op: a set of actions outgrows the caches on long orders.
+        self.done: defaultdict[AnyOp, bytearray] = defaultdict(lambda: bytearray(self.num_slots))
         self.waiting: dict[Action, list[int]] = {}  # ranks that wait for an action to be done
         self.arrived: dict[Action, list[int]] = {}  # ranks that stand at a collective or at their half of a transfer
         self.events: list[tuple[int, int, int, int]] = []  # time, finish or start, tie-break, rank
@@ -72,6 +76,9 @@ class _Lowering:
             self._report()
         return tuple(map(tuple, self.lowered))
 
+    def _slot(self, action: Action) -> int:
+        return action.stage * self.shape.num_micro_batches + (action.micro_batch or 0)
+
     def _schedule(self, time: int, phase: int, rank: int) -> None:
         self.num_events += 1
         heapq.heappush(self.events, (time, phase, self.num_events, rank))
@@ -85,7 +92,7 @@ class _Lowering:
         for need in self.dependencies.needs(action):
             brought_by_us = need.carrier is None or need.carrier.op in BODY_P2P_OPS
             awaited = need.producer if brought_by_us else need.local
-            if awaited not in self.done:
+            if not self.done[awaited.op][self._slot(awaited)]:
                 self.waiting.setdefault(awaited, []).append(rank)
                 return
         if action.op in COLLECTIVE_OPS or action.op in SEND_OPS or action.op in RECV_OPS:
@@ -126,7 +133,7 @@ class _Lowering:
             self._complete(time, member, met)
 
     def _complete(self, time: int, rank: int, action: Action) -> None:
-        self.done.add(action)
+        self.done[action.op][self._slot(action)] = True
         self.next_index[rank] += 1
         self._schedule(time, _START, rank)
         for waiter in self.waiting.pop(action, ()):

@@ -1,6 +1,7 @@
 """Interleaved 1F1B for any number of micro-batches."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from hyper_pp.actions import Action, Op, Order, Orders
 from hyper_pp.shape import PipelineShape
@@ -22,37 +23,33 @@ def interleaved_orders(shape: PipelineShape, *, less_memory: bool = False) -> tu
     Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters (2021), section 2.2;
     rounds of uneven size are ours.
     """
-    rounds = round_sizes(shape)
+    rounds = split_rounds(shape)
     warmup_step = 1 if less_memory else 2
     orders = []
     for rank in range(shape.num_ranks):
         stages = shape.stages_of(rank)
         forwards = [Action(stage, Op.F, m) for stage, m in walk_rounds(rounds, stages)]
         backwards = [Action(stage, Op.B, m) for stage, m in walk_rounds(rounds, stages[::-1])]
-        warmup = (shape.num_chunks - 1) * rounds[0] + warmup_step * (shape.num_ranks - 1 - rank)
+        warmup = (shape.num_chunks - 1) * len(rounds[0]) + warmup_step * (shape.num_ranks - 1 - rank)
         orders.append(warmup_steady_cooldown(forwards, backwards, min(warmup, len(forwards))))
     return tuple(orders), None
 
 
-def round_sizes(shape: PipelineShape) -> list[int]:
-    """Return how many micro-batches each of the R = max(1, ⌊M/P⌋) rounds takes.
+def split_rounds(shape: PipelineShape) -> list[list[int]]:
+    """Return the micro-batches of each of the R = max(1, ⌊M/P⌋) rounds.
 
     The larger rounds come first. The other way round, warmup, which is counted by the first round, would be too short
     for a later one, and the orders would deadlock.
     """
     num_rounds = max(1, shape.num_micro_batches // shape.num_ranks)
     size, extra = divmod(shape.num_micro_batches, num_rounds)
-    return [size + 1] * extra + [size] * (num_rounds - extra)
+    ends = [number * size + min(number, extra) for number in range(num_rounds + 1)]
+    return [list(range(first, end)) for first, end in pairwise(ends)]
 
 
-def walk_rounds(rounds: Sequence[int], stages: Sequence[int]) -> list[tuple[int, int]]:
+def walk_rounds(rounds: Sequence[Sequence[int]], stages: Sequence[int]) -> list[tuple[int, int]]:
     """Return (stage, micro-batch) pairs: round by round, in it stage by stage, in it micro-batch by micro-batch."""
-    pairs = []
-    first = 0
-    for size in rounds:
-        pairs += [(stage, m) for stage in stages for m in range(first, first + size)]
-        first += size
-    return pairs
+    return [(stage, m) for micro_batches in rounds for stage in stages for m in micro_batches]
 
 
 def warmup_steady_cooldown(forwards: Sequence[Action], backwards: Sequence[Action], warmup: int) -> Order:
