@@ -91,7 +91,7 @@ class BodyRunner:
     def _take_inputs(self, stage: int, m: int) -> tuple[tuple[Value, ...], Mapping[str, Value], Sequence[bool]]:
         if stage > 0:
             value, needs_grad = self._inputs.pop((stage, m)).get()
-            return as_args(value), {}, needs_grad
+            return as_args(value), self._engine.step.stage_kwargs.get((stage, m), {}), needs_grad
         if self._engine.preprocess is not None:
             return self._engine.preprocess.take_output(m)
         args, kwargs = self._engine.step.inputs[m]
@@ -101,13 +101,13 @@ class BodyRunner:
         """Compute the micro-batch's loss, and keep what is wanted of the output."""
         if self._engine.step.keep_outputs:
             self._engine.result.outputs[m] = output
-        if self.loss is None:
+        if self.loss is None or (m not in self._engine.step.targets and not self._engine.step.training):
             return
         target = self._engine.step.targets[m]
         requires_grad = self._all_false(output) if tape is None else tape.requires_grad
         needs_grad = (*requires_grad, *self._all_false(target))
         loss, loss_tape = self.loss.forward(
-            (output, target), {}, needs_grad=needs_grad, record=self._engine.step.training
+            (output, target), self._engine.step.loss_kwargs, needs_grad=needs_grad, record=self._engine.step.training
         )
         if not self._tensors.is_tensor(loss) or self._tensors.spec(loss).shape != ():
             what = f"shape {list(self._tensors.spec(loss).shape)}" if self._tensors.is_tensor(loss) else repr(loss)

@@ -12,10 +12,13 @@ class StepInputs:
 
     Args:
         inputs: (args, kwargs) of the micro-batches whose first forward runs on this rank.
-        targets: Targets by micro-batch; needed on the rank of the last stage.
+        targets: Targets by micro-batch; needed on the rank of the last stage. In an evaluation they may be left out,
+            and no loss is computed.
         weights: Each micro-batch's share of the loss.
         training: Run backwards too.
         keep_outputs: Keep the last stage's outputs.
+        stage_kwargs: Keyword inputs of this rank's stages beyond stage 0, by (stage, micro-batch).
+        loss_kwargs: Keyword inputs of the loss function.
     """
 
     inputs: Mapping[int, tuple[tuple[Value, ...], Mapping[str, Value]]]
@@ -23,6 +26,8 @@ class StepInputs:
     weights: Sequence[float]
     training: bool = True
     keep_outputs: bool = False
+    stage_kwargs: Mapping[tuple[int, int], Mapping[str, Value]] = field(default_factory=dict)
+    loss_kwargs: Mapping[str, Value] = field(default_factory=dict)
 
 
 @dataclass

@@ -1,0 +1,51 @@
+"""Pipeline parallelism on torch, on NPUs (device ``npu``, backend ``hccl``) and on the CPU (``gloo``).
+
+The names and signatures are those of ``torch.distributed.pipelining``, so one changed import switches.
+"""
+
+from hyper_pp.torch_npu.device import load_torch
+
+load_torch()
+
+from torch.distributed.pipelining import Pipe, SplitPoint, build_stage, pipe_split, pipeline  # noqa: E402
+from torch.distributed.pipelining.microbatch import (  # noqa: E402
+    TensorChunkSpec,
+    merge_chunks,
+    split_args_kwargs_into_chunks,
+)
+
+from hyper_pp.torch_npu.pipeline import PipelineStage  # noqa: E402
+from hyper_pp.torch_npu.schedules import (  # noqa: E402
+    PipelineScheduleMulti,
+    PipelineScheduleSingle,
+    Schedule1F1B,
+    ScheduleDualPipeV,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+    get_schedule_class,
+)
+
+__all__ = [
+    "Pipe",
+    "PipelineScheduleMulti",
+    "PipelineScheduleSingle",
+    "PipelineStage",
+    "Schedule1F1B",
+    "ScheduleDualPipeV",
+    "ScheduleGPipe",
+    "ScheduleInterleaved1F1B",
+    "ScheduleInterleavedZeroBubble",
+    "ScheduleLoopedBFS",
+    "ScheduleZBVZeroBubble",
+    "SplitPoint",
+    "TensorChunkSpec",
+    "build_stage",
+    "get_schedule_class",
+    "merge_chunks",
+    "pipe_split",
+    "pipeline",
+    "split_args_kwargs_into_chunks",
+]

@@ -1,0 +1,377 @@
+"""What all schedules have in common: ``step`` and ``eval`` on top of the engine."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.pipelining.schedules import _Action
+from torch.profiler import record_function
+
+from hyper_pp.actions import Action, Op, partner
+from hyper_pp.engine import PipelineEngine
+from hyper_pp.microbatch import weights_of
+from hyper_pp.plan import Plan
+from hyper_pp.protocols import Value
+from hyper_pp.shape import check_count
+from hyper_pp.step import StepInputs, StepResult
+from hyper_pp.torch_npu.keywords import keywords_by_stage
+from hyper_pp.torch_npu.pipeline import runnable
+from hyper_pp.torch_npu.splitting import BatchCutter, input_fault, merge_outputs
+from hyper_pp.torch_npu.stage import TorchStage
+from hyper_pp.torch_npu.tensors import TorchTensors
+from hyper_pp.torch_npu.transport import TorchTransport
+from hyper_pp.verify import verify
+
+PlanMaker = Callable[[int, int, int], Plan]  # num_ranks, num_chunks, num_micro_batches
+
+
+class PipelineSchedule:
+    """Runs one rank's stages through a plan, a whole batch at a time.
+
+    Args:
+        stages: This rank's stages.
+        n_microbatches: M.
+        loss_fn: Called with (output, target) of a micro-batch; None runs forwards only.
+        make_plan: Makes the plan from P, V and M.
+        args_chunk_spec: How positional arguments are split; None: along dimension 0.
+        kwargs_chunk_spec: How keyword arguments are split, by keyword.
+        output_merge_spec: How outputs are joined; None: along dimension 0.
+        scale_grads: True: gradients are those of the mean over the batch, micro-batches weighted by their size. False:
+            they are summed, for a loss that sums.
+        preprocess: Module of the preprocess block, for plans that have one.
+
+    Raises:
+        ValueError: Stages, plan and group don't fit together.
+        ScheduleError: The plan doesn't hold.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Any],
+        n_microbatches: int,
+        loss_fn: Callable[..., torch.Tensor] | None,
+        make_plan: PlanMaker,
+        *,
+        args_chunk_spec: Any = None,
+        kwargs_chunk_spec: Any = None,
+        output_merge_spec: Any = None,
+        scale_grads: bool = True,
+        preprocess: nn.Module | None = None,
+    ) -> None:
+        check_count("n_microbatches", n_microbatches)
+        if not stages:
+            raise ValueError("a rank needs at least one stage (got none)")
+        first = stages[0]
+        num_ranks, num_stages = first.group_size, first.num_stages
+        if num_stages != num_ranks * len(stages):
+            raise ValueError(
+                f"the stages of all ranks must make up the pipeline: {num_ranks} ranks with {len(stages)} stages each "
+                f"are {num_ranks * len(stages)}, but num_stages is {num_stages}"
+            )
+        self.plan = make_plan(num_ranks, len(stages), n_microbatches).lowered()
+        verify(self.plan)
+        _check_placement(stages, self.plan)
+        self._stages = list(stages)
+        self._n_microbatches = n_microbatches
+        self._loss_fn = loss_fn
+        self._output_merge_spec = output_merge_spec
+        self._chunk_specs = (args_chunk_spec, kwargs_chunk_spec)
+        self._preprocess = preprocess
+        self._engine: PipelineEngine | None = None
+        self.scale_grads = scale_grads
+        self.weight_fn: Callable[[Any], Any] | None = None
+        self.dynamic_shapes = False
+        self.overlap_p2p = True
+        self.profile = False
+
+    def configure(
+        self,
+        *,
+        dynamic_shapes: bool | None = None,
+        weight_fn: Callable[[Any], Any] | None = None,
+        overlap_p2p: bool | None = None,
+        profile: bool | None = None,
+    ) -> "PipelineSchedule":
+        """Set what ``torch.distributed.pipelining`` has no argument for, before the first step; the same on every rank.
+
+        Args:
+            dynamic_shapes: Shapes and plain values that cross stages may change at every micro-batch.
+            weight_fn: Target of a micro-batch → its weight in the mean, for example its valid tokens.
+            overlap_p2p: False waits at each transfer instead of at the first use of what arrives.
+            profile: Run each action in a ``torch.profiler`` range named by its text form, for example ``3F0``.
+
+        Returns:
+            The schedule.
+
+        Raises:
+            RuntimeError: The first step has run already.
+        """
+        if self._engine is not None:
+            raise RuntimeError("configure must be called before the first step")
+        self.weight_fn = self.weight_fn if weight_fn is None else weight_fn
+        for name, value in (("dynamic_shapes", dynamic_shapes), ("overlap_p2p", overlap_p2p), ("profile", profile)):
+            if value is not None:
+                setattr(self, name, value)
+        return self
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def step(
+        self,
+        *args: Any,
+        target: Any = None,
+        losses: list[Any] | None = None,
+        return_outputs: bool = True,
+        loss_kwargs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Run one training step on a whole batch; without a loss function, the forwards only.
+
+        Args:
+            *args: Inputs of the model, of the whole batch; used on the first stage's rank.
+            target: Whole batch's target, used on the last stage's rank.
+            losses: Filled with the unweighted loss of every micro-batch, in order, on the last stage's rank.
+            return_outputs: Keep and return the outputs; False saves their memory.
+            loss_kwargs: Further keywords of the loss function.
+            **kwargs: Keywords of this rank's stages, split like inputs; each stage gets those it takes.
+
+        Returns:
+            The joined outputs on the last stage's rank, elsewhere None. ``.grad`` is added to, never rescaled.
+
+        Raises:
+            ValueError: The arguments don't fit the batch or the stages; nothing was sent.
+            PipelineError: An action failed; parameters and gradients are as they were.
+        """
+        training = self._loss_fn is not None
+        return self._run(args, kwargs, target, losses, return_outputs, loss_kwargs, training)
+
+    def eval(self, *args: Any, target: Any = None, losses: list[Any] | None = None, **kwargs: Any) -> Any:
+        """Run the forwards only; no gradient, graph or changed buffer is left behind.
+
+        Args:
+            *args: As for :meth:`step`.
+            target: As for :meth:`step`; without it no loss is computed.
+            losses: As for :meth:`step`.
+            **kwargs: As for :meth:`step`.
+
+        Returns:
+            The joined outputs on the last stage's rank, elsewhere None.
+        """
+        with _state_kept([*(stage.submod for stage in self._stages), self._preprocess]):
+            return self._run(args, kwargs, target, losses, True, None, False)
+
+    def _run(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        target: Any,
+        losses: list[Any] | None,
+        return_outputs: bool,
+        loss_kwargs: dict[str, Any] | None,
+        training: bool,
+    ) -> Any:
+        engine = self.engine
+        inputs, stage_kwargs = self._cut_inputs(args, kwargs)
+        targets, weights = self._cut_target(target, training)
+        keep = return_outputs and engine.has_last_stage
+        step = StepInputs(inputs, targets, weights, training, keep, stage_kwargs, loss_kwargs or {})
+        self._transport.start_step(self._peers)
+        if training:
+            with _earlier_gradients_set_aside(engine.all_stages()):
+                result = engine.run(step)
+        else:
+            result = engine.run(step)
+        return self._deliver(result, losses)
+
+    def _deliver(self, result: StepResult, losses: list[Any] | None) -> Any:
+        if losses is not None and result.losses:
+            losses.clear()
+            losses.extend(result.losses[m].detach() for m in range(self._n_microbatches))
+        if not result.outputs:
+            return None
+        outputs = [result.outputs[m] for m in range(self._n_microbatches)]
+        return merge_outputs(outputs, self._output_merge_spec, self._tensors)
+
+    # -- a whole batch's arguments, by micro-batch -------------------------------------------------------------------
+
+    def _cut_inputs(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Mapping[int, tuple[Any, Any]], Mapping[tuple[int, int], Mapping[str, Value]]]:
+        needed = self._input_micro_batches
+        if not needed and not kwargs:
+            return {}, {}
+        cut = self._cutter.cut(args if needed else (), kwargs)
+        stage_kwargs = keywords_by_stage(self._stages, [chunk for _, chunk in cut], self._own_keywords)
+        first = self._stages[self._first_position] if self._first_position is not None else None
+        fault = input_fault("input", cut[0][0], getattr(first, "input_args", None)) if first is not None else None
+        if fault is not None and self._preprocess is None:
+            raise ValueError(f"stage 0 gets other inputs than declared: {fault}")
+        inputs = {}
+        for m in needed:
+            own = cut[m][1] if self._own_keywords else stage_kwargs.get((0, m), {})
+            inputs[m] = cut[m][0], own
+        return inputs, stage_kwargs
+
+    @property
+    def _own_keywords(self) -> bool:
+        """Whether keywords go to the preprocess block, or travel with the data, instead of to the stages."""
+        return self.plan.transpose is not None
+
+    def _cut_target(self, target: Any, training: bool) -> tuple[Mapping[int, Any], Sequence[float]]:
+        if not self.engine.has_last_stage:
+            return {}, ()
+        if target is None or self._loss_fn is None:
+            if training:
+                raise ValueError("the rank of the last stage needs a target: step(target=...) (got None)")
+            return {}, ()
+        targets, sizes = self._cutter.cut_target(target)
+        if self.scale_grads:
+            weights = weights_of(sizes, targets, self.weight_fn, self._tensors)
+        else:
+            weights = [1.0] * self._n_microbatches
+        return dict(enumerate(targets)), weights
+
+    # -- set-up ----------------------------------------------------------------------------------------------------
+
+    @property
+    def engine(self) -> PipelineEngine:
+        """The engine that runs this rank; made, and connected to the other ranks, at first use."""
+        if self._engine is None:
+            self._engine = self._make_engine()
+        return self._engine
+
+    def _make_engine(self) -> PipelineEngine:
+        first = self._stages[0]
+        device = torch.device(first.device)
+        self._tensors = TorchTensors(device)
+        self._transport = TorchTransport(first.group, device)
+        rank = self._transport.rank
+        stages = {stage.stage_index: runnable(stage) for stage in self._stages}
+        last = self.plan.shape.num_stages - 1
+        engine = PipelineEngine(
+            self.plan,
+            rank,
+            stages,
+            self._transport,
+            self._tensors,
+            loss=TorchStage(self._loss_fn) if self._loss_fn is not None and last in stages else None,
+            preprocess=None if self._preprocess is None else TorchStage(self._preprocess),
+            overlap_p2p=self.overlap_p2p,
+            dynamic_shapes=self.dynamic_shapes,
+            seed=self._agree_on_seed(),
+            named_range=record_function if self.profile else None,
+        )
+        self._cutter = BatchCutter(self._tensors, self._n_microbatches, *self._chunk_specs)
+        self._input_micro_batches = engine.input_micro_batches
+        indices = [stage.stage_index for stage in self._stages]
+        self._first_position = indices.index(0) if 0 in indices else None
+        self._peers = sorted(_peers_of(engine, rank))
+        self._transport.connect(self._peers)
+        return engine
+
+    def _agree_on_seed(self) -> int:
+        """Return the base of the preprocess block's random numbers, the same on every rank."""
+        if self._preprocess is None:
+            return 0
+        return int(self._transport.all_gather_object(torch.initial_seed() % 2**31)[0])
+
+    @property
+    def pipeline_order(self) -> dict[int, list[_Action]]:
+        """The compute actions of every rank, as ``torch.distributed.pipelining`` writes them."""
+        compute = (Op.F, Op.B, Op.I, Op.W)
+        return {
+            rank: [_Action.from_str(str(action)) for action in order if action.op in compute]
+            for rank, order in enumerate(self.plan.orders)
+        }
+
+
+def _check_placement(stages: Sequence[Any], plan: Plan) -> None:
+    """Refuse stages that live elsewhere than the plan has them."""
+    shape = plan.shape
+    wanted = {index: shape.rank_of(index) for index in range(shape.num_stages)}
+    for stage in stages:
+        given = getattr(stage, "stage_index_to_group_rank", None)
+        # A stage's own default is the loop; only a map that somebody put there, or held stages, can contradict.
+        loop = {index: index % shape.num_ranks for index in range(shape.num_stages)}
+        if given is not None and given != wanted and given != loop:
+            raise ValueError(
+                f"schedule {plan.schedule} places stages in the form of a {shape.placement} ({wanted}), but "
+                f"stage_index_to_group_rank is {given}"
+            )
+    held = [getattr(stage, "stage_index", None) for stage in stages]
+    rank = getattr(stages[0], "group_rank", None)
+    if None not in held and rank is not None and sorted(held) != sorted(shape.stages_of(rank)):
+        raise ValueError(
+            f"schedule {plan.schedule} has stages {sorted(shape.stages_of(rank))} on rank {rank} "
+            f"(placement {shape.placement}), but got stages {sorted(held)}"
+        )
+
+
+def _peers_of(engine: PipelineEngine, rank: int) -> set[int]:
+    """Return the ranks that this one exchanges messages with."""
+    peers = set()
+    for action in engine.plan.orders[rank]:
+        other = _other_side(action)
+        home = None if other is None else engine.dependencies.rank_of(other)
+        if home is not None:
+            peers.add(home)
+    return peers
+
+
+def _other_side(action: Action) -> Action | None:
+    try:
+        return partner(action)
+    except (KeyError, AssertionError):  # computes, or is a collective
+        return None
+
+
+@contextmanager
+def _earlier_gradients_set_aside(stages: Sequence[TorchStage]) -> Iterator[None]:
+    """Collect a step's gradients apart from those that are there, and add them at the end.
+
+    Autograd adds in place, so a step that fails half-way would leave a part of its gradients in what earlier steps
+    accumulated.
+    """
+    earlier = {
+        parameter: parameter.grad
+        for stage in stages
+        for parameter in stage.parameters()
+        if parameter.grad is not None
+    }
+    if not earlier:
+        yield
+        return
+    for parameter in earlier:
+        parameter.grad = None
+    try:
+        yield
+    except BaseException:
+        for parameter, grad in earlier.items():
+            parameter.grad = grad
+        raise
+    added = [(grad, parameter.grad) for parameter, grad in earlier.items() if parameter.grad is not None]
+    if added:
+        with torch.no_grad():
+            torch._foreach_add_([grad for grad, _ in added], [new for _, new in added])
+    for parameter, grad in earlier.items():
+        parameter.grad = grad
+
+
+@contextmanager
+def _state_kept(modules: Sequence[Any]) -> Iterator[None]:
+    """Put the buffers of modules in training mode, and the random numbers, back afterwards."""
+    training = [module for module in modules if isinstance(module, nn.Module) and any(m.training for m in module.modules())]
+    if not training:
+        yield
+        return
+    buffers = [(buffer, buffer.detach().clone()) for module in training for buffer in module.buffers()]
+    random_state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(random_state)
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)

@@ -1,0 +1,193 @@
+"""The schedules of ``torch.distributed.pipelining``, under its names and signatures, run by our engine."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.pipelining.microbatch import TensorChunkSpec
+from torch.distributed.pipelining.stage import _PipelineStageBase
+
+from hyper_pp.actions import Op
+from hyper_pp.plan import Plan
+from hyper_pp.schedules import SCHEDULES
+from hyper_pp.torch_npu.schedule_base import PipelineSchedule
+
+# Our PipelineStage goes in as well as any stage that torch's build_stage made, whose base class stands in the signatures.
+
+
+class PipelineScheduleSingle(PipelineSchedule):
+    """Base of the schedules with one stage per rank; see :class:`PipelineSchedule` for the arguments."""
+
+    _plan_name = ""
+
+    def __init__(
+        self,
+        stage: _PipelineStageBase,
+        n_microbatches: int,
+        loss_fn: Callable | None = None,
+        args_chunk_spec: tuple[TensorChunkSpec, ...] | None = None,
+        kwargs_chunk_spec: dict[str, TensorChunkSpec] | None = None,
+        output_merge_spec: dict[str, Any] | tuple[Any] | None = None,
+        scale_grads: bool = True,
+    ):
+        super().__init__(
+            [stage],
+            n_microbatches,
+            loss_fn,
+            lambda p, v, m: Plan.build(self._plan_name, p, v, m),
+            args_chunk_spec=args_chunk_spec,
+            kwargs_chunk_spec=kwargs_chunk_spec,
+            output_merge_spec=output_merge_spec,
+            scale_grads=scale_grads,
+        )
+
+
+class ScheduleGPipe(PipelineScheduleSingle):
+    """All forwards, then all backwards."""
+
+    _plan_name = "gpipe"
+
+
+class Schedule1F1B(PipelineScheduleSingle):
+    """One forward, one backward in turn."""
+
+    _plan_name = "1f1b"
+
+
+class PipelineScheduleMulti(PipelineSchedule):
+    """Base of the schedules with any number of stages per rank; see :class:`PipelineSchedule` for the arguments."""
+
+    _plan_name = ""
+
+    def __init__(
+        self,
+        stages: list[_PipelineStageBase],
+        n_microbatches: int,
+        loss_fn: Callable | None = None,
+        args_chunk_spec: tuple[TensorChunkSpec, ...] | None = None,
+        kwargs_chunk_spec: dict[str, TensorChunkSpec] | None = None,
+        output_merge_spec: dict[str, Any] | tuple[Any] | None = None,
+        scale_grads: bool = True,
+        backward_requires_autograd: bool = True,
+        defer_pp_recv: bool = False,
+    ):
+        # The last two steer torch's own runtime. Here a receive stands where the verified plan has it.
+        super().__init__(
+            stages,
+            n_microbatches,
+            loss_fn,
+            self._make_plan,
+            args_chunk_spec=args_chunk_spec,
+            kwargs_chunk_spec=kwargs_chunk_spec,
+            output_merge_spec=output_merge_spec,
+            scale_grads=scale_grads,
+        )
+
+    def _make_plan(self, num_ranks: int, num_chunks: int, num_micro_batches: int) -> Plan:
+        return Plan.build(self._plan_name, num_ranks, num_chunks, num_micro_batches)
+
+
+class ScheduleInterleaved1F1B(PipelineScheduleMulti):
+    """1F1B over several stages per rank, for any number of micro-batches."""
+
+    _plan_name = "interleaved"
+
+
+class ScheduleLoopedBFS(PipelineScheduleMulti):
+    """Stage after stage: all forwards of one, then of the next; backwards in exactly the reverse order.
+
+    Source: Lamy-Poirier, Breadth-First Pipeline Parallelism (2022), section 4.
+    """
+
+    _plan_name = "gpipe"
+
+    def __init__(
+        self,
+        stages: list[_PipelineStageBase],
+        n_microbatches: int,
+        loss_fn: Callable | torch.nn.modules.loss._Loss | None = None,
+        output_merge_spec: dict[str, Any] | tuple[Any] | None = None,
+        scale_grads: bool = True,
+        backward_requires_autograd: bool = True,
+        defer_pp_recv: bool = False,
+    ):
+        super().__init__(
+            stages, n_microbatches, loss_fn, output_merge_spec=output_merge_spec, scale_grads=scale_grads
+        )
+
+    def _make_plan(self, num_ranks: int, num_chunks: int, num_micro_batches: int) -> Plan:
+        plan = Plan.build(self._plan_name, num_ranks, num_chunks, num_micro_batches, compute_only=True)
+        orders = []
+        for order in plan.orders:
+            forwards = tuple(action for action in order if action.op is Op.F)
+            orders.append(forwards + tuple(action._replace(op=Op.B) for action in reversed(forwards)))
+        return Plan("looped_bfs", plan.shape, tuple(orders), compute_only=True)
+
+
+class ScheduleInterleavedZeroBubble(PipelineScheduleMulti):
+    """Interleaved 1F1B with the backward in two halves, the weights' filling the bubbles."""
+
+    _plan_name = "interleaved_zb"
+
+
+class ScheduleZBVZeroBubble(PipelineScheduleMulti):
+    """Zero bubble on the V placement: rank r holds stages r and 2P−1−r."""
+
+    _plan_name = "zbv"
+
+
+class ScheduleDualPipeV:
+    """Not supported: DualPipeV runs a forward and a backward of different micro-batches as one fused action.
+
+    Raises:
+        NotImplementedError: Always.
+    """
+
+    def __init__(
+        self,
+        stages: list[_PipelineStageBase],
+        n_microbatches: int,
+        loss_fn: Callable | None = None,
+        args_chunk_spec: tuple[TensorChunkSpec, ...] | None = None,
+        kwargs_chunk_spec: dict[str, TensorChunkSpec] | None = None,
+        output_merge_spec: dict[str, Any] | tuple[Any] | None = None,
+        scale_grads: bool = True,
+        backward_requires_autograd: bool = True,
+        defer_pp_recv: bool = False,
+    ):
+        raise NotImplementedError(
+            "ScheduleDualPipeV is not supported: it fuses a forward and a backward into one action; "
+            "use ScheduleZBVZeroBubble, which has the same placement"
+        )
+
+
+_BY_NAME: dict[str, type] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved1f1b": ScheduleInterleaved1F1B,
+    "loopedbfs": ScheduleLoopedBFS,
+    "interleavedzerobubble": ScheduleInterleavedZeroBubble,
+    "zbvzerobubble": ScheduleZBVZeroBubble,
+    "dualpipev": ScheduleDualPipeV,
+    "pipelineschedulesingle": PipelineScheduleSingle,
+    "pipelineschedulemulti": PipelineScheduleMulti,
+    # The names of our plans.
+    "interleaved": ScheduleInterleaved1F1B,
+    "interleaved_zb": ScheduleInterleavedZeroBubble,
+    "zbv": ScheduleZBVZeroBubble,
+}
+
+
+def get_schedule_class(schedule_name: str):
+    """Return the schedule class of a name.
+
+    Args:
+        schedule_name: Torch's names (``"1F1B"``, ``"Interleaved1F1B"``, …) or those of our plans; case is ignored.
+
+    Raises:
+        ValueError: There is none.
+    """
+    found = _BY_NAME.get(schedule_name.lower().removeprefix("schedule"))
+    if found is None:
+        raise ValueError(f"unknown schedule {schedule_name!r} (known: {', '.join(_BY_NAME)}; plans: {', '.join(SCHEDULES)})")
+    return found

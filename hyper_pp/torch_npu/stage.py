@@ -1,0 +1,193 @@
+"""A module as a stage: forwards that are cut from each other, backwards in any order."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from hyper_pp.protocols import Value
+from hyper_pp.torch_npu.split_backward import WeightHalf, backward_input
+from hyper_pp.tree import Slot, flatten, unflatten
+
+Tensor = torch.Tensor
+_ONE_ARGUMENT = (Slot(0),)
+
+
+class TorchTape:
+    """What a recorded forward leaves for its backward.
+
+    Args:
+        inputs: For each tensor of the positional inputs, the leaf whose gradient is wanted, or None.
+        outputs: For each tensor of the output, the tensor with its graph.
+    """
+
+    __slots__ = ("inputs", "outputs", "requires_grad", "weight_half")
+
+    def __init__(self, inputs: list[Tensor | None], outputs: list[Tensor]) -> None:
+        self.inputs = inputs
+        self.outputs = outputs
+        self.requires_grad = tuple([output.requires_grad for output in outputs])
+        self.weight_half: Callable[[], None] | None = None
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+class TorchStage:
+    """One model chunk, the preprocess block or the loss function.
+
+    Args:
+        function: Called with the stage's inputs; a module, or a plain function such as a loss.
+        dw_builder: After each backward of the inputs it is called for a function that is called in the weight half:
+            for modules that put their weight gradients off themselves.
+    """
+
+    def __init__(
+        self, function: Callable[..., Value], dw_builder: Callable[[], Callable[..., None]] | None = None
+    ) -> None:
+        self.function = function
+        self._dw_builder = dw_builder
+        self._module = function if isinstance(function, nn.Module) else None
+
+    def forward(
+        self,
+        args: tuple[Value, ...],
+        kwargs: Mapping[str, Value],
+        *,
+        needs_grad: Sequence[bool],
+        record: bool,
+        seed: int | None = None,
+        keep_buffers: bool = False,
+    ) -> tuple[Value, TorchTape | None]:
+        """Run the forward on one micro-batch; see ``hyper_pp.protocols.Stage``."""
+        if seed is not None:
+            with _random_numbers_from(seed):
+                return self.forward(args, kwargs, needs_grad=needs_grad, record=record, keep_buffers=keep_buffers)
+        if keep_buffers and self._module is not None:
+            with _buffers_kept(self._module):
+                return self.forward(args, kwargs, needs_grad=needs_grad, record=record)
+        if not record:
+            with torch.no_grad():
+                return self.function(*args, **kwargs), None
+        if len(args) == 1 and isinstance(args[0], Tensor):  # by far the most frequent case, and flatten costs
+            leaves, skeleton = [args[0].detach()], _ONE_ARGUMENT
+            if needs_grad[0]:
+                leaves[0].requires_grad_()
+            args = (leaves[0],)
+        else:
+            given, skeleton = flatten(args, _is_tensor)
+            leaves = [
+                leaf.detach().requires_grad_() if need else leaf.detach() for leaf, need in zip(given, needs_grad)
+            ]
+            args = unflatten(skeleton, leaves)
+        with torch.enable_grad():
+            output = self.function(*args, **kwargs)
+        wanted = [leaf if leaf.requires_grad else None for leaf in leaves]
+        if isinstance(output, Tensor):
+            return output.detach(), TorchTape(wanted, [output])
+        outputs, skeleton = flatten(output, _is_tensor)
+        return unflatten(skeleton, [item.detach() for item in outputs]), TorchTape(wanted, outputs)
+
+    def backward(self, tape: TorchTape, output_grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Add parameter gradients to ``.grad``; return those of the inputs."""
+        outputs, grads = _with_grad(tape, output_grads)
+        if outputs:
+            torch.autograd.backward(outputs, grads)
+        if self._dw_builder is not None:
+            self._dw_builder()()
+        result = _taken(tape.inputs)
+        tape.outputs = []
+        return result
+
+    def backward_input(self, tape: TorchTape, output_grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return the gradients of the inputs; leave those of the parameters to :meth:`backward_weight`."""
+        outputs, grads = _with_grad(tape, output_grads)
+        tape.outputs = []
+        if self._dw_builder is not None:
+            if outputs:
+                torch.autograd.backward(outputs, grads)
+            tape.weight_half = self._dw_builder()
+            return _taken(tape.inputs)
+        wanted = [leaf for leaf in tape.inputs if leaf is not None]
+        half: WeightHalf = backward_input(outputs, grads, wanted)
+        tape.weight_half = half.run
+        found = iter(half.input_grads)
+        return [None if leaf is None else _or_zeros(next(found), leaf) for leaf in tape.inputs]
+
+    def backward_weight(self, tape: TorchTape) -> None:
+        """Add the parameter gradients that :meth:`backward_input` left."""
+        assert tape.weight_half is not None
+        tape.weight_half()
+        tape.weight_half = None
+
+    # -- parameters ------------------------------------------------------------------------------------------------
+
+    def trainable(self) -> bool:
+        """Tell whether any parameter has ``requires_grad``."""
+        return bool(self.parameters())
+
+    def parameters(self) -> list[Tensor]:
+        """Return the trainable parameters, in the module's own order."""
+        module = self._module
+        return [] if module is None else [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+    def buffers(self) -> list[Tensor]:
+        """Return the frozen parameters and the buffers."""
+        module = self._module
+        if module is None:
+            return []
+        return [parameter for parameter in module.parameters() if not parameter.requires_grad] + list(module.buffers())
+
+    def gradients(self) -> list[Tensor | None]:
+        """Return ``.grad`` of each trainable parameter."""
+        return [parameter.grad for parameter in self.parameters()]
+
+    def set_gradients(self, gradients: Sequence[Tensor | None]) -> None:
+        """Replace ``.grad`` of each trainable parameter."""
+        for parameter, gradient in zip(self.parameters(), gradients):
+            parameter.grad = gradient
+
+
+def _with_grad(tape: TorchTape, output_grads: Sequence[Tensor | None]) -> tuple[list[Tensor], list[Tensor]]:
+    outputs, grads = [], []
+    for output, grad in zip(tape.outputs, output_grads):
+        if grad is not None and output.requires_grad:
+            outputs.append(output)
+            grads.append(grad)
+    return outputs, grads
+
+
+def _taken(leaves: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Return the gradients that a backward left on the leaves."""
+    return [None if leaf is None else _or_zeros(leaf.grad, leaf) for leaf in leaves]
+
+
+def _or_zeros(gradient: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like, requires_grad=False) if gradient is None else gradient
+
+
+@contextmanager
+def _random_numbers_from(seed: int) -> Iterator[None]:
+    """Draw random numbers from a seed, on the CPU and the accelerator, and put the generators back afterwards."""
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    others = [] if device is None else [torch.accelerator.current_device_index()]
+    with torch.random.fork_rng(others, device_type="cuda" if device is None else device.type):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def _buffers_kept(module: nn.Module) -> Iterator[None]:
+    """Put a module's buffers back afterwards: a recompute must not count twice."""
+    before = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                # A buffer that didn't change is not written: that would make autograd think that it did.
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
