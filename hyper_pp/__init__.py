@@ -4,9 +4,11 @@ The names here need neither MindSpore nor torch; the executors are ``hyper_pp.mi
 """
 
 from hyper_pp.actions import Action, CustomOp, Op, Order, Orders, declare_op
+from hyper_pp.costs import Costs
 from hyper_pp.errors import HyperPPError, PipelineError, PlanFormatError, ScheduleError
 from hyper_pp.plan import Plan
 from hyper_pp.shape import PipelineShape
+from hyper_pp.simulate import Simulation, simulate
 from hyper_pp.transpose import Transpose
 from hyper_pp.verify import verify
 
@@ -14,6 +16,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Action",
+    "Costs",
     "CustomOp",
     "HyperPPError",
     "Op",
@@ -24,7 +27,9 @@ __all__ = [
     "Plan",
     "PlanFormatError",
     "ScheduleError",
+    "Simulation",
     "Transpose",
     "declare_op",
+    "simulate",
     "verify",
 ]
