@@ -1,7 +1,7 @@
 """What the actions of a plan cost, in any one unit of time."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 from hyper_pp.actions import Action, Op
@@ -82,13 +82,16 @@ class Costs:
             raise ValueError(f"cost {op} holds one number per stage (stages: {num_stages}, numbers: {len(cost)})")
         return cost
 
+    def text(self, names: Iterable[str]) -> str:
+        """Return some of the costs as text, in the form that :meth:`parse` reads, but with blanks."""
+        values = {name: getattr(self, name) for name in names}
+        return " ".join(
+            f"{name}={':'.join(f'{number:g}' for number in (value if isinstance(value, tuple) else (value,)))}"
+            for name, value in values.items()
+        )
+
     def __str__(self) -> str:
-        parts = []
-        for field in fields(self):
-            value = getattr(self, field.name)
-            numbers = value if isinstance(value, tuple) else (value,)
-            parts.append(f"{field.name}={':'.join(f'{number:g}' for number in numbers)}")
-        return " ".join(parts)
+        return self.text(field.name for field in fields(self))
 
 
 _PER_STAGE = ("F", "B", "I", "W")

@@ -136,10 +136,10 @@ def simulate(plan: Plan, costs: Costs | None = None) -> Simulation:
     run = _Run(plan, costs, dependencies)
     timeline = run.timeline()
     step_time = timeline.end
+    if not math.isfinite(step_time * len(timeline.ranks)):
+        raise ValueError("the costs are so large that their sum is infinite; use a larger unit of time")
     busy = tuple(math.fsum(run.durations[action] for action, _, _ in row) for row in timeline.ranks)
     useful = math.fsum(busy) - math.fsum(run.prices.repeated(item.action) for row in timeline.ranks for item in row)
-    if not math.isfinite(step_time * len(busy)):
-        raise ValueError("the costs are so large that their sum is infinite; use a larger unit of time")
     bound = lower_bound(run.done, run.durations, plan.shape.num_ranks, costs.comm)
     return Simulation(
         plan=plan,
