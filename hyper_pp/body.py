@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hyper_pp.actions import Action, AnyOp, Op
-from hyper_pp.boundary import Delivery
+from hyper_pp.boundary import Delivery, Packed
 from hyper_pp.protocols import Pending, Stage, Tape, Tensor, TensorSpec, Value
 from hyper_pp.tree import flatten
 
@@ -22,10 +22,9 @@ class Forwarded:
     """What a stage's forward leaves for its backward."""
 
     tape: Tape
-    input_specs: list[TensorSpec | None]  # of the inputs whose gradients travel on
-    output_specs: list[TensorSpec | None]  # of the outputs whose gradients come back
+    needs_grad: Sequence[bool]  # for each tensor of the input: its gradient travels on
+    output_specs: tuple[TensorSpec, ...]  # requires_grad: its gradient comes back
     loss_tape: Tape | None = None
-    input_split: bool = False  # its input half is done, its weight half is left
 
 
 class BodyRunner:
@@ -49,7 +48,7 @@ class BodyRunner:
     def begin(self) -> None:
         """Start a step with empty buffers; each is freed by the action that last needs it."""
         self._inputs: dict[StageKey, Delivery] = {}
-        self._outgoing: dict[StageKey, tuple[Value, tuple[bool, ...]]] = {}
+        self._outgoing: dict[StageKey, Packed] = {}
         self._forwarded: dict[StageKey, Forwarded] = {}
         self._output_grads: dict[StageKey, list[Tensor] | Pending] = {}
         self._input_grads: dict[StageKey, list[Tensor]] = {}
@@ -75,18 +74,15 @@ class BodyRunner:
         args, kwargs, needs_grad = self._take_inputs(stage, m)
         training = self._engine.step.training
         output, tape = self.stages[stage].forward(args, kwargs, needs_grad=needs_grad, record=training)
+        packed = self._engine.pack(output, tape.requires_grad if tape is not None else ())
         if tape is not None:
-            self._forwarded[stage, m] = Forwarded(
-                tape, self._specs(args, needs_grad), self._specs(output, tape.requires_grad)
-            )
+            self._forwarded[stage, m] = Forwarded(tape, needs_grad, packed.header.specs)
         if stage == self._last_stage:
-            self._finish_forward(m, output, tape)
-            return
-        requires_grad = self._all_false(output) if tape is None else tape.requires_grad
-        if self._is_local(stage + 1):
-            self._inputs[stage + 1, m] = Delivery(output, requires_grad)
+            self._finish_forward(m, output, packed.header.specs)
+        elif self._is_local(stage + 1):
+            self._inputs[stage + 1, m] = Delivery(output, [spec.requires_grad for spec in packed.header.specs])
         else:
-            self._outgoing[stage, m] = output, requires_grad
+            self._outgoing[stage, m] = packed
 
     def _take_inputs(self, stage: int, m: int) -> tuple[tuple[Value, ...], Mapping[str, Value], Sequence[bool]]:
         if stage > 0:
@@ -97,15 +93,14 @@ class BodyRunner:
         args, kwargs = self._engine.step.inputs[m]
         return args, kwargs, self._all_false(args)
 
-    def _finish_forward(self, m: int, output: Value, tape: Tape | None) -> None:
+    def _finish_forward(self, m: int, output: Value, specs: Sequence[TensorSpec]) -> None:
         """Compute the micro-batch's loss, and keep what is wanted of the output."""
         if self._engine.step.keep_outputs:
             self._engine.result.outputs[m] = output
         if self.loss is None or (m not in self._engine.step.targets and not self._engine.step.training):
             return
         target = self._engine.step.targets[m]
-        requires_grad = self._all_false(output) if tape is None else tape.requires_grad
-        needs_grad = (*requires_grad, *self._all_false(target))
+        needs_grad = (*[spec.requires_grad for spec in specs], *self._all_false(target))
         loss, loss_tape = self.loss.forward(
             (output, target), self._engine.step.loss_kwargs, needs_grad=needs_grad, record=self._engine.step.training
         )
@@ -115,7 +110,7 @@ class BodyRunner:
                 f"the loss must be a scalar tensor of shape () (got {what}): reduce it in the loss function"
             )
         self._engine.result.losses[m] = loss
-        if tape is not None:
+        if loss_tape is not None:
             self._forwarded[self._last_stage, m].loss_tape = loss_tape
 
     # -- backward ------------------------------------------------------------------------------------------------
@@ -126,7 +121,6 @@ class BodyRunner:
 
     def _backward_input(self, action: Action) -> None:
         stage, m, forwarded, grads = self._take_output_grads(action)
-        forwarded.input_split = True
         self._forwarded[stage, m] = forwarded
         self._pass_input_grads(stage, m, forwarded, self.stages[stage].backward_input(forwarded.tape, grads))
 
@@ -144,7 +138,7 @@ class BodyRunner:
             return stage, m, forwarded, self._loss_grads(m, forwarded)
         arrived = self._output_grads.pop((stage, m))
         grads = iter(arrived if isinstance(arrived, list) else arrived.wait())
-        return stage, m, forwarded, [None if spec is None else next(grads) for spec in forwarded.output_specs]
+        return stage, m, forwarded, [next(grads) if spec.requires_grad else None for spec in forwarded.output_specs]
 
     def _loss_grads(self, m: int, forwarded: Forwarded) -> list[Tensor | None]:
         """Return the weighted loss's gradient by the last stage's output."""
@@ -152,16 +146,13 @@ class BodyRunner:
         specs = forwarded.output_specs
         if weight == 0 or self.loss is None or forwarded.loss_tape is None:
             # Not 0 times the gradient: the loss of a micro-batch without valid tokens may be NaN.
-            return [None if spec is None else self._tensors.full(spec, 0.0) for spec in specs]
+            return [self._tensors.full(spec, 0.0) if spec.requires_grad else None for spec in specs]
         spec = self._tensors.spec(self._engine.result.losses[m])
         grads = self.loss.backward(forwarded.loss_tape, [self._tensors.full(spec, weight)])
         return list(grads[: len(specs)])
 
     def _pass_input_grads(self, stage: int, m: int, forwarded: Forwarded, grads: Sequence[Tensor | None]) -> None:
-        wanted = []
-        for spec, grad in zip(forwarded.input_specs, grads):
-            if spec is not None:
-                wanted.append(self._tensors.full(spec, 0.0) if grad is None else grad)
+        wanted = [grad for grad, need in zip(grads, forwarded.needs_grad) if need and grad is not None]
         if stage == 0:
             if self._engine.preprocess is not None:
                 self._engine.preprocess.accept_gradients(m, wanted)
@@ -174,8 +165,8 @@ class BodyRunner:
 
     def _send_forward(self, action: Action) -> None:
         assert action.micro_batch is not None
-        value, requires_grad = self._outgoing.pop((action.stage, action.micro_batch))
-        self._engine.send_value(action, value, requires_grad, self._rank_of(action.stage + 1))
+        packed = self._outgoing.pop((action.stage, action.micro_batch))
+        self._engine.send_packed(action, packed, self._rank_of(action.stage + 1))
 
     def _recv_forward(self, action: Action) -> None:
         assert action.micro_batch is not None
@@ -190,8 +181,9 @@ class BodyRunner:
     def _recv_backward(self, action: Action) -> None:
         assert action.micro_batch is not None
         key = action.stage, action.micro_batch
-        specs = [spec for spec in self._forwarded[key].output_specs if spec is not None]
-        self._output_grads[key] = self._engine.recv_gradients(specs, self._rank_of(action.stage + 1))
+        forwarded = self._forwarded.get(key)  # not there yet if the receive is posted early; then it comes as last step
+        specs = None if forwarded is None else [spec for spec in forwarded.output_specs if spec.requires_grad]
+        self._output_grads[key] = self._engine.recv_gradients(specs, self._rank_of(action.stage + 1), action)
 
     # -- small helpers -------------------------------------------------------------------------------------------
 
@@ -200,10 +192,6 @@ class BodyRunner:
 
     def _all_false(self, value: Value) -> tuple[bool, ...]:
         return (False,) * len(flatten(value, self._tensors.is_tensor)[0])
-
-    def _specs(self, value: Value, wanted: Sequence[bool]) -> list[TensorSpec | None]:
-        leaves, _ = flatten(value, self._tensors.is_tensor)
-        return [self._tensors.spec(leaf) if want else None for leaf, want in zip(leaves, wanted)]
 
 
 def as_args(value: Value) -> tuple[Value, ...]:

@@ -1,9 +1,9 @@
 """Nested values across rank boundaries: what arrives is agreed once, or every time where shapes may change."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
-from hyper_pp.actions import Action, partner
+from hyper_pp.actions import Action
 from hyper_pp.protocols import Pending, Tensor, Tensors, TensorSpec, Transport, Value
 from hyper_pp.tree import Slot, flatten, unflatten
 
@@ -20,6 +20,18 @@ class Header(NamedTuple):
 
     def __str__(self) -> str:
         return _describe(self.skeleton, self.specs)
+
+
+class Packed(NamedTuple):
+    """A value taken apart for sending.
+
+    Args:
+        tensors: Its tensors in flatten order.
+        header: What the receiver must know of it; ``requires_grad`` says which tensors' gradients come back.
+    """
+
+    tensors: list[Tensor]
+    header: Header
 
 
 class Delivery:
@@ -64,37 +76,46 @@ class Boundaries:
 
     def __init__(self, transport: Transport, tensors: Tensors, dynamic_shapes: bool) -> None:
         self._transport = transport
-        self._tensors = tensors
+        self._is_tensor = tensors.is_tensor
+        self._spec = tensors.spec
         self._dynamic_shapes = dynamic_shapes
-        self._agreed: dict[tuple[Action, bool], Header] = {}
+        self._agreed: dict[bool, dict[Action, Header]] = {True: {}, False: {}}  # by training
+        self._gradient_specs: dict[Action, list[TensorSpec]] = {}
 
-    def send(self, action: Action, value: Value, requires_grad: Sequence[bool], peer: int, training: bool) -> Pending:
+    def pack(self, value: Value, requires_grad: Sequence[bool]) -> Packed:
+        """Take a value apart; ``requires_grad`` is one bool per tensor, or empty for none at all."""
+        leaves, skeleton = flatten(value, self._is_tensor)
+        if requires_grad:
+            specs = [
+                TensorSpec(shape, dtype, use)
+                for (shape, dtype, _), use in zip(map(self._spec, leaves), requires_grad)
+            ]
+        else:
+            specs = list(map(self._spec, leaves))
+        return Packed(leaves, Header(skeleton, tuple(specs)))
+
+    def send(self, action: Action, packed: Packed, peer: int, training: bool) -> Pending:
         """Start sending a value; tell the receiver first what comes, where it doesn't know.
 
         Raises:
             ValueError: Shapes are static and this value differs from the one before; nothing of it was sent.
         """
-        leaves, skeleton = flatten(value, self._tensors.is_tensor)
-        specs = [self._tensors.spec(leaf)._replace(requires_grad=bool(use)) for leaf, use in zip(leaves, requires_grad)]
-        header = Header(skeleton, tuple(specs))
+        header = packed.header
         if self._dynamic_shapes:
             self._transport.send_object(header, peer)
         else:
-            self._check(action, header, training)
-            if (action, training) not in self._agreed:
+            agreed = self._agreed[training].get(action)
+            if agreed is None:
+                other_mode = self._agreed[not training].get(action)
+                if other_mode is not None and other_mode.without_grad() != header.without_grad():
+                    self._refuse(action, other_mode, header)
                 self._transport.send_object(header, peer)
-                self._agreed[action, training] = header
-        return self._transport.send(leaves, peer)
+                self._agreed[training][action] = header
+            elif agreed != header:
+                self._refuse(action, agreed, header)
+        return self._transport.send(packed.tensors, peer)
 
-    def _check(self, action: Action, header: Header, training: bool) -> None:
-        same_mode = self._agreed.get((action, training))
-        other_mode = self._agreed.get((action, not training))
-        if same_mode is not None and same_mode != header:
-            before, now = same_mode, header
-        elif other_mode is not None and other_mode.without_grad() != header.without_grad():
-            before, now = other_mode, header
-        else:
-            return
+    def _refuse(self, action: Action, before: Header, now: Header) -> NoReturn:
         difference = f"before: {before}, now: {now}"
         if str(before) == str(now):
             difference = f"{now}: another part of it needs a gradient than before"
@@ -106,21 +127,30 @@ class Boundaries:
 
     def recv(self, action: Action, peer: int, training: bool) -> RemoteDelivery:
         """Start receiving a value."""
-        key = (partner(action), training)
-        header = None if self._dynamic_shapes else self._agreed.get(key)
+        header = None if self._dynamic_shapes else self._agreed[training].get(action)
         if header is None:
             header = self._transport.recv_object(peer)
             assert isinstance(header, Header)
-            self._agreed[key] = header
+            self._agreed[training][action] = header
         return RemoteDelivery(header, self._transport.recv(header.specs, peer))
 
     def send_gradients(self, gradients: Sequence[Tensor], peer: int) -> Pending:
         """Start sending the gradients of the tensors that need one, whose shapes the receiver knows."""
         return self._transport.send(list(gradients), peer)
 
-    def recv_gradients(self, specs: Sequence[TensorSpec], peer: int) -> Pending:
-        """Start receiving gradients of tensors of these specs."""
-        return self._transport.recv(list(specs), peer)
+    def recv_gradients(
+        self, specs: Sequence[TensorSpec] | None, peer: int, action: Action
+    ) -> Pending | None:
+        """Start receiving gradients of tensors of these specs; None: those that the same action received before.
+
+        Returns:
+            None where there is nothing to receive.
+        """
+        if specs is None:
+            specs = self._gradient_specs[action]
+        else:
+            self._gradient_specs[action] = list(specs)
+        return self._transport.recv(specs, peer) if specs else None
 
 
 def _describe(skeleton: Any, specs: Sequence[TensorSpec]) -> str:

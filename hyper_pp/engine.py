@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
-from hyper_pp.actions import Action, AnyOp, CustomOp, Op, Order, declare_op
+from hyper_pp.actions import Action, AnyOp, CustomOp, Op, declare_op
 from hyper_pp.body import BodyRunner
-from hyper_pp.boundary import Boundaries, Delivery
+from hyper_pp.boundary import Boundaries, Delivery, Packed
 from hyper_pp.dependencies import Dependencies
 from hyper_pp.errors import PipelineError
+from hyper_pp.passes import receives_earlier
 from hyper_pp.plan import Plan
 from hyper_pp.preprocess import PreprocessRunner
 from hyper_pp.protocols import Pending, Stage, Tensor, Tensors, TensorSpec, Transport, Value
@@ -84,15 +85,20 @@ class PipelineEngine:
         self.timeline: list[tuple[Action, float, float]] | None = None
         self._named_range = named_range
         self._boundaries = Boundaries(transport, tensors, dynamic_shapes)
-        self._order = plan.orders[rank]
-        self._evaluation_order = tuple(action for action in self._order if action.op in EVALUATION_OPS)
+        self.pack = self._boundaries.pack
+        order = plan.orders[rank]
+        self._orders = {True: order, False: tuple(action for action in order if action.op in EVALUATION_OPS)}
+        # Once shapes are agreed, receives may stand earlier where the transport gains by it.
+        lookahead = 0 if dynamic_shapes or not overlap_p2p else getattr(transport, "lookahead", 0)
+        self._settled_orders = {kind: receives_earlier(order, lookahead) for kind, order in self._orders.items()}
+        self._settled: set[bool] = set()
         self.preprocess = PreprocessRunner(self, preprocess, seed) if plan.transpose is not None else None
         self.body = BodyRunner(self, stages, loss)
         self._handlers: dict[AnyOp, Handler] = {
             **self.body.handlers(),
             **(self.preprocess.handlers() if self.preprocess is not None else {}),
         }
-        for action in self._order:
+        for action in order:
             if action.op not in self._handlers and not isinstance(action.op, CustomOp):
                 raise ValueError(f"rank {rank}: the engine can't run {action.op} (action {action}) of this plan")
         self._begin(_NOTHING)
@@ -113,7 +119,7 @@ class PipelineEngine:
     def input_micro_batches(self) -> tuple[int, ...]:
         """Micro-batches whose inputs this rank must pass to :meth:`run`, ascending."""
         first = set()
-        for action in self._order:
+        for action in self._orders[True]:
             starts = action.op is Op.F and action.stage == 0 and not self.dependencies.needs(action)
             if action.micro_batch is not None and (action.op is Op.TF or starts):
                 first.add(action.micro_batch)
@@ -167,27 +173,33 @@ class PipelineEngine:
             PipelineError: An action failed; the text names rank, action, position and step. Parameters are untouched,
                 gradients are as they were before, and every other rank is told to end with this cause.
         """
-        order = self._order if step.training else self._evaluation_order
+        training = step.training
+        order = (self._settled_orders if training in self._settled else self._orders)[training]
+        handlers = self._handlers
         for action in order:
-            if action.op not in self._handlers:
+            if action.op not in handlers:
                 raise ValueError(f"no handler for {action.op} (action {action}): call engine.register first")
         self._begin(step)
-        before = [(stage, stage.gradients()) for stage in self.all_stages()] if step.training else []
-        perform = self._perform if self._named_range is None and self.timeline is None else self._perform_traced
-        index = 0
+        before = [(stage, stage.gradients()) for stage in self.all_stages()] if training else []
+        action: Action | None = None
         try:
-            for index, action in enumerate(order):  # noqa: B007 - the error below tells how far it came
-                perform(action)
+            if self._named_range is None and self.timeline is None:
+                for action in order:  # the error below tells how far it came
+                    handlers[action.op](action)
+            else:
+                for action in order:
+                    self._perform_traced(action)
             for sends in self._sends.values():
                 while sends:
                     sends.popleft().wait()
         except BaseException as error:
             for stage, gradients in before:
                 stage.set_gradients(gradients)
-            self._fail(error, order, index)
+            self._fail(error, action)
         finally:
             result = self.result
             self._begin(_NOTHING)
+        self._settled.add(training)
         if step.training:
             self.num_steps += 1
         return result
@@ -203,20 +215,19 @@ class PipelineEngine:
         if self.preprocess is not None:
             self.preprocess.begin()
 
-    def _fail(self, error: BaseException, order: Order, index: int) -> NoReturn:
+    def _fail(self, error: BaseException, action: Action | None) -> NoReturn:
         kind = "step" if self.step.training else "evaluation after step"
         cause = str(error)
         if not isinstance(error, (ValueError, RuntimeError, TypeError)) or not cause:
             cause = f"{type(error).__name__}: {cause}"
-        place = f"action {index + 1} of {len(order)}, {kind} {self.num_steps}"
-        text = f"rank {self.rank}: {order[index] if order else 'no action'} ({place}) failed: {cause}"
+        order = self._orders[self.step.training]
+        position = 0 if action is None else order.index(action) + 1
+        place = f"action {position} of {len(order)}, {kind} {self.num_steps}"
+        text = f"rank {self.rank}: {action or 'no action'} ({place}) failed: {cause}"
         self.transport.abort(text)
         if isinstance(error, Exception):
             raise PipelineError(text) from error
         raise error
-
-    def _perform(self, action: Action) -> None:
-        self._handlers[action.op](action)
 
     def _perform_traced(self, action: Action) -> None:
         start = time.perf_counter()
@@ -229,7 +240,11 @@ class PipelineEngine:
 
     def send_value(self, action: Action, value: Value, requires_grad: Sequence[bool], peer: int) -> None:
         """Send a nested value to a peer; for handlers."""
-        self._sent(peer, self._boundaries.send(action, value, requires_grad, peer, self.step.training))
+        self.send_packed(action, self.pack(value, requires_grad), peer)
+
+    def send_packed(self, action: Action, packed: Packed, peer: int) -> None:
+        """Send a value that :attr:`pack` took apart; for handlers."""
+        self._sent(peer, self._boundaries.send(action, packed, peer, self.step.training))
 
     def recv_value(self, action: Action, peer: int) -> Delivery:
         """Receive a nested value from a peer; for handlers."""
@@ -243,11 +258,13 @@ class PipelineEngine:
         if gradients:
             self._sent(peer, self._boundaries.send_gradients(gradients, peer))
 
-    def recv_gradients(self, specs: Sequence[TensorSpec], peer: int) -> list[Tensor] | Pending:
-        """Receive gradients of tensors of these specs from a peer; for handlers."""
-        if not specs:
+    def recv_gradients(
+        self, specs: Sequence[TensorSpec] | None, peer: int, action: Action
+    ) -> list[Tensor] | Pending:
+        """Receive gradients of tensors of these specs, or of the last step's (None), from a peer; for handlers."""
+        pending = self._boundaries.recv_gradients(specs, peer, action)
+        if pending is None:
             return []
-        pending = self._boundaries.recv_gradients(specs, peer)
         return pending if self.overlap_p2p else pending.wait()
 
     def _sent(self, peer: int, pending: Pending) -> None:

@@ -236,7 +236,7 @@ class PreprocessRunner:
         m = action.micro_batch
         assert m is not None
         specs = self._waiting[m].specs if m in self._waiting else []
-        self._gradients[m] = self._engine.recv_gradients([spec for spec in specs if spec is not None], 0)
+        self._gradients[m] = self._engine.recv_gradients([spec for spec in specs if spec is not None], 0, action)
 
     def _reduce(self, action: Action) -> None:
         """Sum the block's gradients onto rank 0, which alone keeps what earlier steps accumulated."""

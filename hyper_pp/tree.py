@@ -19,6 +19,9 @@ class Slot:
     index: int
 
 
+_ONLY_SLOT = Slot(0)
+
+
 def flatten(value: Any, is_tensor: IsTensor) -> tuple[list[Any], Any]:
     """Take a nested value apart.
 
@@ -29,6 +32,8 @@ def flatten(value: Any, is_tensor: IsTensor) -> tuple[list[Any], Any]:
     Returns:
         The tensors in depth-first order (dicts in insertion order), and the skeleton.
     """
+    if is_tensor(value):  # by far the most frequent value
+        return [value], _ONLY_SLOT
     tensors: list[Any] = []
 
     def visit(node: Any) -> Any:

@@ -362,7 +362,8 @@ def _earlier_gradients_set_aside(stages: Sequence[TorchStage]) -> Iterator[None]
 @contextmanager
 def _state_kept(modules: Sequence[Any]) -> Iterator[None]:
     """Put the buffers of modules in training mode, and the random numbers, back afterwards."""
-    training = [module for module in modules if isinstance(module, nn.Module) and any(m.training for m in module.modules())]
+    whole = [module for module in modules if isinstance(module, nn.Module)]
+    training = [module for module in whole if any(part.training for part in module.modules())]
     if not training:
         yield
         return

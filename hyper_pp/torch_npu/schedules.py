@@ -9,10 +9,9 @@ from torch.distributed.pipelining.stage import _PipelineStageBase
 
 from hyper_pp.actions import Op
 from hyper_pp.plan import Plan
-from hyper_pp.schedules import SCHEDULES
 from hyper_pp.torch_npu.schedule_base import PipelineSchedule
 
-# Our PipelineStage goes in as well as any stage that torch's build_stage made, whose base class stands in the signatures.
+# Our PipelineStage goes in as well as a stage that torch's build_stage made, whose base class is in the signatures.
 
 
 class PipelineScheduleSingle(PipelineSchedule):
@@ -189,5 +188,5 @@ def get_schedule_class(schedule_name: str):
     """
     found = _BY_NAME.get(schedule_name.lower().removeprefix("schedule"))
     if found is None:
-        raise ValueError(f"unknown schedule {schedule_name!r} (known: {', '.join(_BY_NAME)}; plans: {', '.join(SCHEDULES)})")
+        raise ValueError(f"unknown schedule {schedule_name!r} (known: {', '.join(_BY_NAME)})")
     return found

@@ -1,12 +1,12 @@
 """The backward in two halves: the inputs' gradients now, the parameters' later.
 
-The autograd graph of a stage has a trunk, the nodes between the outputs and the inputs, and branches that hang on it and
-lead to parameters only. The input half runs the trunk and notes the gradient that reaches every trunk node with a
+The autograd graph of a stage has a trunk, the nodes between the outputs and the inputs, and branches that hang on it
+and lead to parameters only. The input half runs the trunk and notes the gradient that reaches every trunk node with a
 branch. The weight half runs each of those nodes once more, for its branches alone, and then all branches together. No
 branch node leads back to the trunk, so nothing is counted twice, however often a parameter is used.
 
 "For its branches alone" is what the autograd engine does by itself where a branch hangs on one node only. Where several
-nodes share one (a weight used twice), the engine would reach it through the trunk too, so such a node is called directly.
+nodes share one (a weight used twice), the engine would reach it through the trunk too: such a node is called directly.
 """
 
 from collections import Counter
