@@ -44,7 +44,7 @@ def _api() -> _Api:
     return _Api(run_backward, api._pynative_executor, getattr(api, "_GradientEdge", None))
 
 
-def check_available(split_backward: bool = False) -> None:
+def require_support(split_backward: bool = False) -> None:
     """Check that this MindSpore can do what the pipeline needs.
 
     Args:
@@ -81,7 +81,7 @@ def record(
     Returns:
         What the function returns; its tensors hold the graph.
     """
-    check_available()
+    require_support()
     if custom_backward:
         _open_top_cell()
     with _flags(grad=True, enable=True):
@@ -90,7 +90,7 @@ def record(
 
 def run_unrecorded(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call ``function`` without leaving a graph, whatever flags surround the call."""
-    check_available()
+    require_support()
     # The grad flag is set too: a Cell on which somebody called set_grad would else open a graph of its own, and leak.
     with _flags(grad=True, enable=False):
         return function(*args, **kwargs)
@@ -140,8 +140,8 @@ def _identity() -> _Identity:
 
 
 def has_custom_backward(cell: nn.Cell) -> bool:
-    """Tell whether ``cell`` or a Cell in it defines ``bprop``."""
-    return any(part.has_bprop for _, part in cell.cells_and_names())
+    """Tell whether the Cell itself defines ``bprop``."""
+    return bool(cell.has_bprop)
 
 
 def cut(tensor: Tensor) -> Tensor:
@@ -196,5 +196,5 @@ def backward(
 def gradient_edge(node: Any, index: int) -> Any:
     """Return what stands for output ``index`` of a graph node in :func:`backward`."""
     edge = _api().gradient_edge
-    assert edge is not None, "check_available(split_backward=True) comes first"
+    assert edge is not None, "require_support(split_backward=True) comes first"
     return edge(node, index, None)

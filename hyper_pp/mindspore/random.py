@@ -10,7 +10,6 @@ inside a jitted function.
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import mindspore
 import numpy
@@ -19,20 +18,13 @@ from mindspore import Tensor, nn, ops
 _LARGEST = 2**31 - 1
 
 
-def dropouts(cell: Any) -> list[nn.Dropout]:
-    """Return every ``nn.Dropout`` in a Cell; none for a plain function."""
-    if not isinstance(cell, nn.Cell):
-        return []
-    return [part for _, part in cell.cells_and_names() if isinstance(part, nn.Dropout)]
-
-
 @contextlib.contextmanager
 def seeded(seed: int, layers: Sequence[nn.Dropout] = ()) -> Iterator[None]:
     """Draw random numbers from ``seed`` inside the block; afterwards every generator is where it was before.
 
     Args:
         seed: Any integer of at least 0.
-        layers: The ``nn.Dropout`` objects used inside, see :func:`dropouts`.
+        layers: The ``nn.Dropout`` objects used inside.
 
     Raises:
         ValueError: The seed is negative.

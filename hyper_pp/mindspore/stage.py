@@ -32,9 +32,10 @@ class CellStage:
     """Implements :class:`hyper_pp.protocols.Stage` around a Cell or a function.
 
     Args:
-        function: What the forward calls; it takes and returns nested values of tensors.
+        function: What the forward calls; it takes and returns nested values of tensors. A Cell, or any callable; the
+            Cells that a callable runs are found if it has them in ``layers``.
         parameters: Its parameters, frozen ones included, in an order that is the same on every rank. By default all
-            parameters of a Cell, none of a function.
+            parameters of these Cells.
         name: Says in error messages which stage this is.
 
     Raises:
@@ -48,13 +49,14 @@ class CellStage:
             raise TypeError(f"{name} must be a Cell or a function (got {type(function).__name__})")
         self.function = function
         self.name = name
-        is_cell = isinstance(function, nn.Cell)
+        tops = [function] if isinstance(function, nn.Cell) else getattr(function, "layers", [])
+        self._cells = [cell for top in tops for _, cell in top.cells_and_names()]
         if parameters is None:
-            parameters = list(function.get_parameters()) if is_cell else []
+            found = {id(parameter): parameter for top in tops for parameter in top.get_parameters()}
+            parameters = list(found.values())
         self._parameters = list(parameters)
-        self._cells = [cell for _, cell in function.cells_and_names()] if is_cell else []
-        self._custom_backward = is_cell and autograd.has_custom_backward(function)
-        self._dropouts = random.dropouts(function)
+        self._custom_backward = any(map(autograd.has_custom_backward, self._cells))
+        self._dropouts = [cell for cell in self._cells if isinstance(cell, nn.Dropout)]
         self._gradients: dict[int, Tensor] = {}  # by position in self._parameters
         self._told_whole = False
 
@@ -105,7 +107,7 @@ class CellStage:
 
     def backward_input(self, tape: CellTape, output_grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients of the inputs, leave those of the parameters to :meth:`backward_weight`."""
-        autograd.check_available(split_backward=True)
+        autograd.require_support(split_backward=True)
         outputs, grads, leaves = self._start_backward(tape, output_grads)
         inputs, parameters = [leaf for leaf in leaves if leaf is not None], self._trainable()
         graph = split_backward.examine(outputs, inputs, parameters)
