@@ -176,9 +176,9 @@ class PipelineEngine:
         training = step.training
         order = (self._settled_orders if training in self._settled else self._orders)[training]
         handlers = self._handlers
-        for action in order:
-            if action.op not in handlers:
-                raise ValueError(f"no handler for {action.op} (action {action}): call engine.register first")
+        for planned in order:
+            if planned.op not in handlers:
+                raise ValueError(f"no handler for {planned.op} (action {planned}): call engine.register first")
         self._begin(step)
         before = [(stage, stage.gradients()) for stage in self.all_stages()] if training else []
         action: Action | None = None

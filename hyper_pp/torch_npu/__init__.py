@@ -14,6 +14,7 @@ from torch.distributed.pipelining.microbatch import (  # noqa: E402
     split_args_kwargs_into_chunks,
 )
 
+from hyper_pp.torch_npu.model import get_pipeline_schedule, split_model  # noqa: E402
 from hyper_pp.torch_npu.pipeline import PipelineStage  # noqa: E402
 from hyper_pp.torch_npu.schedules import (  # noqa: E402
     PipelineScheduleMulti,
@@ -27,6 +28,7 @@ from hyper_pp.torch_npu.schedules import (  # noqa: E402
     ScheduleZBVZeroBubble,
     get_schedule_class,
 )
+from hyper_pp.torch_npu.transposed import ScheduleFromPlan, ScheduleMPipeTranspose  # noqa: E402
 
 __all__ = [
     "Pipe",
@@ -35,17 +37,21 @@ __all__ = [
     "PipelineStage",
     "Schedule1F1B",
     "ScheduleDualPipeV",
+    "ScheduleFromPlan",
     "ScheduleGPipe",
     "ScheduleInterleaved1F1B",
     "ScheduleInterleavedZeroBubble",
     "ScheduleLoopedBFS",
+    "ScheduleMPipeTranspose",
     "ScheduleZBVZeroBubble",
     "SplitPoint",
     "TensorChunkSpec",
     "build_stage",
+    "get_pipeline_schedule",
     "get_schedule_class",
     "merge_chunks",
     "pipe_split",
     "pipeline",
     "split_args_kwargs_into_chunks",
+    "split_model",
 ]

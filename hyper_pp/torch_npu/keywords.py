@@ -8,12 +8,12 @@ from hyper_pp.protocols import Value
 
 
 def keywords_by_stage(
-    stages: Sequence[Any], micro_batches: Sequence[Mapping[str, Value]], elsewhere: bool
+    modules: Mapping[int, Any], micro_batches: Sequence[Mapping[str, Value]], elsewhere: bool
 ) -> dict[tuple[int, int], Mapping[str, Value]]:
     """Return the keywords of each (stage, micro-batch) of this rank.
 
     Args:
-        stages: This rank's stages.
+        modules: Modules of this rank's stages, by stage.
         micro_batches: The keywords by micro-batch.
         elsewhere: They belong to the preprocess block, not to the stages.
 
@@ -23,7 +23,7 @@ def keywords_by_stage(
     if elsewhere or not micro_batches or not micro_batches[0]:
         return {}
     names = list(micro_batches[0])
-    taken_by = {stage.stage_index: _taken(stage.submod, names) for stage in stages}
+    taken_by = {index: _taken(module, names) for index, module in modules.items()}
     for name in names:
         if not any(name in taken for taken in taken_by.values()):
             held = ", ".join(str(index) for index in sorted(taken_by))

@@ -9,7 +9,6 @@ from torch import nn
 from torch.distributed.pipelining.stage import GetMeshCallback
 
 from hyper_pp.shape import check_count
-from hyper_pp.torch_npu.stage import TorchStage
 
 
 class PipelineStage:
@@ -87,8 +86,3 @@ class PipelineStage:
 
 def _as_tuple(value: Any) -> tuple[torch.Tensor, ...] | None:
     return (value,) if isinstance(value, torch.Tensor) else value
-
-
-def runnable(stage: Any) -> TorchStage:
-    """Return what the engine runs for a stage: ours, or one that ``build_stage`` made of a traced model."""
-    return TorchStage(stage.submod, getattr(stage, "dw_builder", None))

@@ -1,7 +1,6 @@
 """What all schedules have in common: ``step`` and ``eval`` on top of the engine."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,11 +15,12 @@ from hyper_pp.plan import Plan
 from hyper_pp.protocols import Value
 from hyper_pp.shape import check_count
 from hyper_pp.step import StepInputs, StepResult
+from hyper_pp.torch_npu.keep import earlier_gradients_set_aside, state_kept
 from hyper_pp.torch_npu.keywords import keywords_by_stage
-from hyper_pp.torch_npu.pipeline import runnable
 from hyper_pp.torch_npu.splitting import BatchCutter, input_fault, merge_outputs
 from hyper_pp.torch_npu.stage import TorchStage
 from hyper_pp.torch_npu.tensors import TorchTensors
+from hyper_pp.torch_npu.traced import module_of
 from hyper_pp.torch_npu.transport import TorchTransport
 from hyper_pp.verify import verify
 
@@ -73,7 +73,7 @@ class PipelineSchedule:
         self.plan = make_plan(num_ranks, len(stages), n_microbatches).lowered()
         verify(self.plan)
         _check_placement(stages, self.plan)
-        self._stages = list(stages)
+        self.stages = list(stages)
         self._n_microbatches = n_microbatches
         self._loss_fn = loss_fn
         self._output_merge_spec = output_merge_spec
@@ -159,7 +159,7 @@ class PipelineSchedule:
         Returns:
             The joined outputs on the last stage's rank, elsewhere None.
         """
-        with _state_kept([*(stage.submod for stage in self._stages), self._preprocess]):
+        with state_kept([*(stage.submod for stage in self.stages), self._preprocess]):
             return self._run(args, kwargs, target, losses, True, None, False)
 
     def _run(
@@ -178,12 +178,16 @@ class PipelineSchedule:
         keep = return_outputs and engine.has_last_stage
         step = StepInputs(inputs, targets, weights, training, keep, stage_kwargs, loss_kwargs or {})
         self._transport.start_step(self._peers)
+        self._before_run()
         if training:
-            with _earlier_gradients_set_aside(engine.all_stages()):
+            with earlier_gradients_set_aside(engine.all_stages()):
                 result = engine.run(step)
         else:
             result = engine.run(step)
         return self._deliver(result, losses)
+
+    def _before_run(self) -> None:
+        """For schedules that have more to do; all ranks call it."""
 
     def _deliver(self, result: StepResult, losses: list[Any] | None) -> Any:
         if losses is not None and result.losses:
@@ -203,8 +207,8 @@ class PipelineSchedule:
         if not needed and not kwargs:
             return {}, {}
         cut = self._cutter.cut(args if needed else (), kwargs)
-        stage_kwargs = keywords_by_stage(self._stages, [chunk for _, chunk in cut], self._own_keywords)
-        first = self._stages[self._first_position] if self._first_position is not None else None
+        stage_kwargs = keywords_by_stage(self._modules, [chunk for _, chunk in cut], self._own_keywords)
+        first = self.stages[self._first_position] if self._first_position is not None else None
         fault = input_fault("input", cut[0][0], getattr(first, "input_args", None)) if first is not None else None
         if fault is not None and self._preprocess is None:
             raise ValueError(f"stage 0 gets other inputs than declared: {fault}")
@@ -243,12 +247,16 @@ class PipelineSchedule:
         return self._engine
 
     def _make_engine(self) -> PipelineEngine:
-        first = self._stages[0]
+        first = self.stages[0]
         device = torch.device(first.device)
         self._tensors = TorchTensors(device)
         self._transport = TorchTransport(first.group, device)
         rank = self._transport.rank
-        stages = {stage.stage_index: runnable(stage) for stage in self._stages}
+        self._modules = {stage.stage_index: module_of(stage) for stage in self.stages}
+        stages = {
+            stage.stage_index: TorchStage(self._modules[stage.stage_index], getattr(stage, "dw_builder", None))
+            for stage in self.stages
+        }
         last = self.plan.shape.num_stages - 1
         engine = PipelineEngine(
             self.plan,
@@ -265,7 +273,7 @@ class PipelineSchedule:
         )
         self._cutter = BatchCutter(self._tensors, self._n_microbatches, *self._chunk_specs)
         self._input_micro_batches = engine.input_micro_batches
-        indices = [stage.stage_index for stage in self._stages]
+        indices = [stage.stage_index for stage in self.stages]
         self._first_position = indices.index(0) if 0 in indices else None
         self._peers = sorted(_peers_of(engine, rank))
         self._transport.connect(self._peers)
@@ -325,54 +333,3 @@ def _other_side(action: Action) -> Action | None:
         return partner(action)
     except (KeyError, AssertionError):  # computes, or is a collective
         return None
-
-
-@contextmanager
-def _earlier_gradients_set_aside(stages: Sequence[TorchStage]) -> Iterator[None]:
-    """Collect a step's gradients apart from those that are there, and add them at the end.
-
-    Autograd adds in place, so a step that fails half-way would leave a part of its gradients in what earlier steps
-    accumulated.
-    """
-    earlier = {
-        parameter: parameter.grad
-        for stage in stages
-        for parameter in stage.parameters()
-        if parameter.grad is not None
-    }
-    if not earlier:
-        yield
-        return
-    for parameter in earlier:
-        parameter.grad = None
-    try:
-        yield
-    except BaseException:
-        for parameter, grad in earlier.items():
-            parameter.grad = grad
-        raise
-    added = [(grad, parameter.grad) for parameter, grad in earlier.items() if parameter.grad is not None]
-    if added:
-        with torch.no_grad():
-            torch._foreach_add_([grad for grad, _ in added], [new for _, new in added])
-    for parameter, grad in earlier.items():
-        parameter.grad = grad
-
-
-@contextmanager
-def _state_kept(modules: Sequence[Any]) -> Iterator[None]:
-    """Put the buffers of modules in training mode, and the random numbers, back afterwards."""
-    whole = [module for module in modules if isinstance(module, nn.Module)]
-    training = [module for module in whole if any(part.training for part in module.modules())]
-    if not training:
-        yield
-        return
-    buffers = [(buffer, buffer.detach().clone()) for module in training for buffer in module.buffers()]
-    random_state = torch.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(random_state)
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)

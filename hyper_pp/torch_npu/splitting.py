@@ -58,17 +58,54 @@ class BatchCutter:
             if len(split_args) != count:
                 raise ValueError(f"a batch of {len(split_args)} can't be split into {count} micro-batches")
             return list(zip(split_args, split_kwargs))
+        dims = self._dims(args, kwargs)
+        size = self._plain.batch_size((args, dict(kwargs)), dims)
+        spans = [(0, 0)] * count if size is None else offsets(split_sizes(size, count))
+        return self._plain.cut((args, dict(kwargs)), dims, spans)
+
+    def batch_size(self, args: tuple[Value, ...], kwargs: Mapping[str, Value]) -> int:
+        """Return how many samples the arguments hold; 0 where nothing is split."""
+        return self._plain.batch_size((args, dict(kwargs)), self._dims(args, kwargs)) or 0
+
+    def cut_shard(
+        self,
+        args: tuple[Value, ...],
+        kwargs: Mapping[str, Value],
+        rank: int,
+        given: Sequence[tuple[Sequence[int], int]],
+    ) -> dict[int, tuple[tuple[Value, ...], dict[str, Value]]]:
+        """Return (args, kwargs) by micro-batch, cut from the part of the batch that this rank was given.
+
+        Args:
+            args: Positional arguments of the micro-batches this rank owns, joined in index order.
+            kwargs: Keyword arguments likewise.
+            rank: This rank.
+            given: For every rank the micro-batches it owns, and how many samples it was given.
+
+        Raises:
+            ValueError: A rank was given another number of samples than its micro-batches have.
+        """
+        sizes = split_sizes(sum(count for _, count in given), self._num_micro_batches)
+        for other, (owned, count) in enumerate(given):
+            expected = sum(sizes[m] for m in owned)
+            if count != expected:
+                raise ValueError(
+                    f"rank {other} owns micro-batches {list(owned)} with {expected} of the batch's {sum(sizes)} "
+                    f"samples (got {count}): with sharded_inputs=True each rank passes what it owns"
+                )
+        owned = given[rank][0]
+        spans = offsets([sizes[m] for m in owned])
+        return dict(zip(owned, self._plain.cut((args, dict(kwargs)), self._dims(args, kwargs), spans)))
+
+    def _dims(self, args: tuple[Value, ...], kwargs: Mapping[str, Value]) -> tuple[Any, Any]:
+        """Return the batch dimensions, nested like (args, kwargs)."""
         splitter = Splitter(
             self._tensors,
             None if self._args_spec is None else [_dim_of(spec) for spec in self._args_spec],
             {name: _dim_of(spec) for name, spec in (self._kwargs_spec or {}).items() if name in kwargs},
         )
         arg_dims, kwarg_dims = splitter.dims_of(args, kwargs)
-        value = (args, dict(kwargs))
-        dims = (tuple(arg_dims), kwarg_dims)
-        size = splitter.batch_size(value, dims)
-        spans = [(0, 0)] * count if size is None else offsets(split_sizes(size, count))
-        return splitter.cut(value, dims, spans)
+        return tuple(arg_dims), kwarg_dims
 
     def cut_target(self, target: Value) -> tuple[list[Value], list[int]]:
         """Return the targets of the micro-batches and their sizes; sizes are equal where nothing is split."""

@@ -1,0 +1,168 @@
+"""Schedules that torch has not: MPipe Transpose, and any plan from a file."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from hyper_pp.choose import choose_plan
+from hyper_pp.engine import PipelineEngine
+from hyper_pp.plan import Plan
+from hyper_pp.protocols import Value
+from hyper_pp.torch_npu.schedule_base import PipelineSchedule
+
+
+class BlockSchedule(PipelineSchedule):
+    """Base of the schedules that may have a preprocess block; see :class:`ScheduleMPipeTranspose`."""
+
+    def __init__(
+        self,
+        stages: Sequence[Any],
+        n_microbatches: int,
+        loss_fn: Callable[..., torch.Tensor] | None,
+        make_plan: Callable[[int, int, int], Plan],
+        *,
+        preprocess: nn.Module | None = None,
+        sharded_inputs: bool = False,
+        weight_fn: Callable[[Any], Any] | None = None,
+        dynamic_shapes: bool = False,
+        overlap_p2p: bool = True,
+        **options: Any,
+    ) -> None:
+        if preprocess is not None and not isinstance(preprocess, nn.Module):
+            raise TypeError(f"preprocess must be a module (got {type(preprocess).__name__})")
+        super().__init__(stages, n_microbatches, loss_fn, make_plan, preprocess=preprocess, **options)
+        self._sharded_inputs = sharded_inputs
+        self.configure(dynamic_shapes=dynamic_shapes, weight_fn=weight_fn, overlap_p2p=overlap_p2p)
+
+    def _make_engine(self) -> PipelineEngine:
+        engine = super()._make_engine()
+        block = engine.preprocess.stage if engine.preprocess is not None else None
+        if block is not None:
+            # Trainable parameters follow with every step; the rest of the state is rank 0's from here on.
+            self._transport.broadcast(block.buffers(), 0)
+        self._block_buffers = [] if self._preprocess is None else list(self._preprocess.buffers())
+        return engine
+
+    def _before_run(self) -> None:
+        # Only rank 0's forwards count in the block's buffers; the replicas follow.
+        if self._block_buffers:
+            self._transport.broadcast(self._block_buffers, 0)
+
+    def _cut_inputs(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Mapping[int, tuple[Any, Any]], Mapping[tuple[int, int], Mapping[str, Value]]]:
+        if not self._sharded_inputs:
+            return super()._cut_inputs(args, kwargs)
+        own = self._input_micro_batches
+        size = self._cutter.batch_size(args, kwargs) if own else 0
+        gathered = self._transport.all_gather_object((own, size))
+        return self._cutter.cut_shard(args, kwargs, self._transport.rank, gathered), {}
+
+
+class ScheduleMPipeTranspose(BlockSchedule):
+    """Interleaved 1F1B whose preprocess block runs on all ranks at once for the first min(P, M) micro-batches.
+
+    Rank m runs the block for micro-batch m < min(P, M) and ships input and output to rank 0, which recomputes it for
+    its backward. For the other micro-batches rank 0 runs the block in front of stage 0, connected through autograd.
+    The block trains on rank 0; the modules of other ranks are replicas that follow. Every rank passes the whole batch.
+
+    Args:
+        stages: This rank's stages, in the loop placement.
+        n_microbatches: M.
+        loss_fn: Called with (output, target) of a micro-batch; None runs forwards only.
+        preprocess: Module in front of stage 0; None spreads the data only.
+        num_transpose_layers: How many of the model's layers it holds; None if it is a module of its own. 0: data only.
+        explicit_backward: Recompute the block's backward for all micro-batches instead.
+        less_memory: Fewer live micro-batches, more bubble; as for interleaved 1F1B.
+        frozen: The block has nothing to train; None: as its parameters say.
+        sharded_inputs: Each rank passes only the micro-batches it owns, joined in index order: rank 0 those of index 0
+            and from min(P, M) on, rank m that of index m. The target stays whole, on the last stage's rank.
+        args_chunk_spec: How positional arguments are split; None: along dimension 0.
+        kwargs_chunk_spec: How keyword arguments are split, by keyword; they go to the block.
+        output_merge_spec: How outputs are joined; None: along dimension 0.
+        scale_grads: As for the other schedules.
+        weight_fn: Target of a micro-batch → its weight in the mean.
+        dynamic_shapes: Shapes that cross stages may change at every micro-batch.
+        overlap_p2p: False waits at each transfer.
+
+    Raises:
+        ValueError: Stages, block and options don't fit together.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Any],
+        n_microbatches: int,
+        loss_fn: Callable[..., torch.Tensor] | None = None,
+        *,
+        preprocess: nn.Module | None,
+        num_transpose_layers: int | None = None,
+        explicit_backward: bool = False,
+        less_memory: bool = False,
+        frozen: bool | None = None,
+        **options: Any,
+    ) -> None:
+        if preprocess is None and num_transpose_layers is None:
+            num_transpose_layers = 0
+        trains = preprocess is not None and any(parameter.requires_grad for parameter in preprocess.parameters())
+        chosen = {"explicit_backward": explicit_backward, "less_memory": less_memory}
+        if frozen is not None:
+            chosen["frozen"] = frozen
+
+        def make_plan(num_ranks: int, num_chunks: int, num_micro_batches: int) -> Plan:
+            return choose_plan(
+                "mpipe",
+                num_ranks=num_ranks,
+                num_chunks=num_chunks,
+                num_micro_batches=num_micro_batches,
+                block_layers=num_transpose_layers,
+                frozen=not trains,
+                transpose_options=chosen,
+            )
+
+        super().__init__(stages, n_microbatches, loss_fn, make_plan, preprocess=preprocess, **options)
+
+
+class ScheduleFromPlan(BlockSchedule):
+    """Runs a plan, or a plan file in our JSON or torch's CSV form.
+
+    Args:
+        stages: This rank's stages, where the plan has them.
+        plan_or_file: A plan or the path of a file.
+        loss_fn: Called with (output, target) of a micro-batch; None runs forwards only.
+        preprocess: Module of the preprocess block, for plans that have one.
+        **options: As for :class:`ScheduleMPipeTranspose`: chunk and merge specs, ``scale_grads``, ``sharded_inputs``,
+            ``weight_fn``, ``dynamic_shapes``, ``overlap_p2p``.
+
+    Raises:
+        PlanFormatError: The file isn't a plan.
+        ScheduleError: The plan doesn't hold.
+        ValueError: Plan and stages don't fit together.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Any],
+        plan_or_file: "Plan | str | os.PathLike[str]",
+        loss_fn: Callable[..., torch.Tensor] | None = None,
+        *,
+        preprocess: nn.Module | None = None,
+        **options: Any,
+    ) -> None:
+        plan = plan_or_file if isinstance(plan_or_file, Plan) else Plan.load(plan_or_file)
+        block_layers = 0 if plan.transpose is None else plan.transpose.num_layers
+
+        def make_plan(num_ranks: int, num_chunks: int, num_micro_batches: int) -> Plan:
+            return choose_plan(
+                plan,
+                num_ranks=num_ranks,
+                num_chunks=num_chunks,
+                num_micro_batches=num_micro_batches,
+                block_layers=block_layers,
+            )
+
+        super().__init__(stages, plan.shape.num_micro_batches, loss_fn, make_plan, preprocess=preprocess, **options)
+
