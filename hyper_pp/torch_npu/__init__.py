@@ -15,7 +15,7 @@ from torch.distributed.pipelining.microbatch import (  # noqa: E402
 )
 
 from hyper_pp.torch_npu.model import get_pipeline_schedule, split_model  # noqa: E402
-from hyper_pp.torch_npu.pipeline import PipelineStage  # noqa: E402
+from hyper_pp.torch_npu.pipeline_stage import PipelineStage  # noqa: E402
 from hyper_pp.torch_npu.schedules import (  # noqa: E402
     PipelineScheduleMulti,
     PipelineScheduleSingle,

@@ -11,7 +11,7 @@ from torch import nn
 
 from hyper_pp.partition import partition_layers
 from hyper_pp.shape import PipelineShape, Placement
-from hyper_pp.torch_npu.pipeline import PipelineStage
+from hyper_pp.torch_npu.pipeline_stage import PipelineStage
 from hyper_pp.torch_npu.schedule_base import PipelineSchedule
 from hyper_pp.torch_npu.schedules import PipelineScheduleSingle, ScheduleZBVZeroBubble, get_schedule_class
 

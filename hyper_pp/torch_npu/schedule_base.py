@@ -118,15 +118,16 @@ class PipelineSchedule:
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
+    # The annotations of both are torch's, so that inspect.signature gives the same.
     def step(
         self,
-        *args: Any,
-        target: Any = None,
-        losses: list[Any] | None = None,
+        *args,
+        target=None,
+        losses: list | None = None,
         return_outputs: bool = True,
         loss_kwargs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> Any:
+        **kwargs,
+    ):
         """Run one training step on a whole batch; without a loss function, the forwards only.
 
         Args:
@@ -147,7 +148,7 @@ class PipelineSchedule:
         training = self._loss_fn is not None
         return self._run(args, kwargs, target, losses, return_outputs, loss_kwargs, training)
 
-    def eval(self, *args: Any, target: Any = None, losses: list[Any] | None = None, **kwargs: Any) -> Any:
+    def eval(self, *args, target=None, losses: list | None = None, **kwargs):
         """Run the forwards only; no gradient, graph or changed buffer is left behind.
 
         Args:
@@ -159,8 +160,7 @@ class PipelineSchedule:
         Returns:
             The joined outputs on the last stage's rank, elsewhere None.
         """
-        with state_kept([*(stage.submod for stage in self.stages), self._preprocess]):
-            return self._run(args, kwargs, target, losses, True, None, False)
+        return self._run(args, kwargs, target, losses, True, None, None)
 
     def _run(
         self,
@@ -170,17 +170,21 @@ class PipelineSchedule:
         losses: list[Any] | None,
         return_outputs: bool,
         loss_kwargs: dict[str, Any] | None,
-        training: bool,
+        training: bool | None,
     ) -> Any:
+        """Run a training step, the forwards of one (False), or an evaluation (None)."""
         engine = self.engine
         inputs, stage_kwargs = self._cut_inputs(args, kwargs)
-        targets, weights = self._cut_target(target, training)
+        targets, weights = self._cut_target(target, bool(training))
         keep = return_outputs and engine.has_last_stage
-        step = StepInputs(inputs, targets, weights, training, keep, stage_kwargs, loss_kwargs or {})
+        step = StepInputs(inputs, targets, weights, bool(training), keep, stage_kwargs, loss_kwargs or {})
         self._transport.start_step(self._peers)
         self._before_run()
         if training:
             with earlier_gradients_set_aside(engine.all_stages()):
+                result = engine.run(step)
+        elif training is None:
+            with state_kept([*(stage.submod for stage in self.stages), self._preprocess]):
                 result = engine.run(step)
         else:
             result = engine.run(step)

@@ -51,10 +51,17 @@ class Joint(NamedTuple):
             found = (found,)
         wanted = {(branch.node, branch.output_nr): branch for branch in self.branches}
         return [
-            (wanted[edge], grad)
+            (wanted[edge], _fitted(grad, edge))
             for edge, grad in zip(self.node.next_functions, found)
             if grad is not None and edge in wanted
         ]
+
+
+def _fitted(grad: Tensor, edge: tuple[Node, int]) -> Tensor:
+    """Return a gradient as the engine hands it on: summed where the forward broadcast, in the input's dtype."""
+    node, slot = edge
+    info = node._input_metadata[slot]
+    return grad.sum_to_size(info.shape).to(info.dtype)
 
 
 class WeightHalf:

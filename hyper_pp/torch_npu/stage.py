@@ -142,8 +142,8 @@ class TorchStage:
         return [parameter for parameter in module.parameters() if not parameter.requires_grad] + list(module.buffers())
 
     def gradients(self) -> list[Tensor | None]:
-        """Return ``.grad`` of each trainable parameter."""
-        return [parameter.grad for parameter in self.parameters()]
+        """Return copies of ``.grad`` of each trainable parameter, which later backwards don't add to."""
+        return [None if parameter.grad is None else parameter.grad.detach().clone() for parameter in self.parameters()]
 
     def set_gradients(self, gradients: Sequence[Tensor | None]) -> None:
         """Replace ``.grad`` of each trainable parameter."""

@@ -31,8 +31,7 @@ class BlockSchedule(PipelineSchedule):
         overlap_p2p: bool = True,
         **options: Any,
     ) -> None:
-        if preprocess is not None and not isinstance(preprocess, nn.Module):
-            raise TypeError(f"preprocess must be a module (got {type(preprocess).__name__})")
+        _check_block(preprocess)
         super().__init__(stages, n_microbatches, loss_fn, make_plan, preprocess=preprocess, **options)
         self._sharded_inputs = sharded_inputs
         self.configure(dynamic_shapes=dynamic_shapes, weight_fn=weight_fn, overlap_p2p=overlap_p2p)
@@ -105,6 +104,7 @@ class ScheduleMPipeTranspose(BlockSchedule):
         frozen: bool | None = None,
         **options: Any,
     ) -> None:
+        _check_block(preprocess)
         if preprocess is None and num_transpose_layers is None:
             num_transpose_layers = 0
         trains = preprocess is not None and any(parameter.requires_grad for parameter in preprocess.parameters())
@@ -166,3 +166,8 @@ class ScheduleFromPlan(BlockSchedule):
 
         super().__init__(stages, plan.shape.num_micro_batches, loss_fn, make_plan, preprocess=preprocess, **options)
 
+
+
+def _check_block(preprocess: object) -> None:
+    if preprocess is not None and not isinstance(preprocess, nn.Module):
+        raise TypeError(f"preprocess must be a module (got {type(preprocess).__name__})")

@@ -1,4 +1,4 @@
-"""Under torchrun: every schedule over a grid of shapes, each beside a loop over the same micro-batches in one process."""
+"""Under torchrun: every schedule over a grid of shapes, beside a loop over the same micro-batches in one process."""
 
 import copy
 

@@ -42,7 +42,7 @@ class Launch:
             assert not report[case], f"rank {rank}: {report[case]}"
 
 
-def launch(script: Path, num_ranks: int, folder: Path, *args: str, timeout: float = 300.0, **env: str) -> Launch:
+def launch(script: Path, num_ranks: int, folder: Path, *args: str, timeout: float = 200.0, **env: str) -> Launch:
     """Run a script under torchrun; never raises for what the script does."""
     folder.mkdir(parents=True, exist_ok=True)
     environment = {

@@ -45,7 +45,7 @@ class PipelineStage:
         group: dist.ProcessGroup | None = None,
         dw_builder: Callable[[], Callable[..., None]] | None = None,
         get_mesh: GetMeshCallback | None = None,
-    ) -> None:
+    ):
         check_count("num_stages", num_stages)
         check_count("stage_index", stage_index, minimum=0)
         if stage_index >= num_stages:

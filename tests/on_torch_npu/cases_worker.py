@@ -1,0 +1,20 @@
+"""Under torchrun, 2 ranks: the cases of boundary_cases and step_cases."""
+
+import boundary_cases
+import step_cases
+import torch
+import torch.distributed as dist
+from torchrun_launch import run_cases
+
+CASES = {case.__name__: case for module in (boundary_cases, step_cases) for case in module.CASES}
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    run_cases(CASES, dist.get_rank())
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
