@@ -122,7 +122,7 @@ class PipelineCell(nn.Cell):
             raise ValueError(f"data_parallel must be 1: pipelines side by side aren't supported (got {data_parallel})")
         if not callable(loss_fn):
             raise TypeError(f"loss_fn must be callable: loss_fn(output, target) -> scalar (got {loss_fn!r})")
-        autograd.check_available()
+        autograd.require_support()
         self._transport = MindSporeTransport(group)
         rank, num_ranks = self._transport.rank, self._transport.num_ranks
         shape = PipelineShape(num_ranks, num_chunks, micro_size, _placement_of(schedule))
