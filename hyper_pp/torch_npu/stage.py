@@ -146,9 +146,9 @@ class TorchStage:
         return [None if parameter.grad is None else parameter.grad.detach().clone() for parameter in self.parameters()]
 
     def set_gradients(self, gradients: Sequence[Tensor | None]) -> None:
-        """Replace ``.grad`` of each trainable parameter."""
+        """Replace ``.grad`` of each trainable parameter by a copy, since later backwards add in place."""
         for parameter, gradient in zip(self.parameters(), gradients):
-            parameter.grad = gradient
+            parameter.grad = None if gradient is None else gradient.detach().clone()
 
 
 def _with_grad(tape: TorchTape, output_grads: Sequence[Tensor | None]) -> tuple[list[Tensor], list[Tensor]]:
