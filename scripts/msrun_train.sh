@@ -67,6 +67,7 @@ finish() {
   if [ "$status" = 0 ] && [ "$keep_logs" = no ]; then rm -rf "$log_dir"; fi
   exit "$status"
 }
+last_error() { { grep '^[A-Za-z_.]*\(Error\|Exception\|Interrupt\)\b' "$1" || true; } | tail -n 1; }
 trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
@@ -102,12 +103,15 @@ if [ "$status" != 0 ]; then
     else
       echo "msrun_train.sh: the run failed"
     fi
+    # Rank 0's output has been shown above; of ranks that say the same, one is enough.
+    shown=" $(last_error "$log_dir/worker_0.log")"
     for log in "$log_dir"/worker_*.log; do
-      # Rank 0's output has been shown above.
-      if [ "$(basename "$log")" != worker_0.log ] && grep -q "^Traceback" "$log"; then
-        echo "--- $(basename "$log")"
-        sed -n '/^Traceback/,$p' "$log" | grep -v '^\[INFO\] DISTRIBUTED' | head -n 40
-      fi
+      grep -q '^Traceback' "$log" || continue
+      last="$(last_error "$log")"
+      if [ "$(basename "$log")" = worker_0.log ] || grep -qxF -e " $last" <<<"$shown"; then continue; fi
+      shown+=$'\n'" $last"
+      echo "--- $(basename "$log")"
+      sed -n '/^Traceback/,$p' "$log" | grep -v '^\[INFO\] DISTRIBUTED' | head -n 60
     done
     echo "logs: $log_dir"
   } >&2
