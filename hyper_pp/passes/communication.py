@@ -9,7 +9,7 @@ its message can be there, hence a transport that works in the background is neve
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from hyper_pp.actions import (
     BACKWARD_OPS,
@@ -54,7 +54,9 @@ class _Lowering:
         self.shape = shape
         self.dependencies = Dependencies(shape, transpose, orders)
         self.num_slots = shape.num_stages * shape.num_micro_batches
-        self.lowered: list[list[Action]] = [[] for _ in orders]
+        # The new orders, in which a transfer is its op followed by the action whose result it carries. Transfers become
+        # actions at the end, rank by rank: neighbours in memory, long orders are walked much faster.
+        self.lowered: list[list[Action | Op]] = [[] for _ in orders]
         self.next_index = [0] * len(orders)
         # One flag per stage and micro-batch for each op: a set of actions outgrows the caches on long orders.
         self.done: defaultdict[AnyOp, bytearray] = defaultdict(lambda: bytearray(self.num_slots))
@@ -74,7 +76,7 @@ class _Lowering:
                 self._start(time, rank)
         if any(index < len(order) for index, order in zip(self.next_index, self.orders)):
             self._report()
-        return tuple(map(tuple, self.lowered))
+        return tuple(tuple(_with_transfers(events)) for events in self.lowered)
 
     def _slot(self, action: Action) -> int:
         return action.stage * self.shape.num_micro_batches + (action.micro_batch or 0)
@@ -103,22 +105,18 @@ class _Lowering:
 
     def _finish(self, time: int, rank: int) -> None:
         action = self.orders[rank][self.next_index[rank]]
-        for send, receive, peer in self._transfers(action):
-            self.lowered[rank].append(send)
-            self.lowered[peer].append(receive)
+        stage, op, _ = action
+        if op is Op.F and stage + 1 < self.shape.num_stages:
+            self._transfer(rank, Op.SEND_F, Op.RECV_F, stage + 1, action)
+        elif op in BACKWARD_OPS and stage > 0:
+            self._transfer(rank, Op.SEND_B, Op.RECV_B, stage - 1, action)
         self._complete(time, rank, action)
 
-    def _transfers(self, action: Action) -> Iterator[tuple[Action, Action, int]]:
-        stage, op, m = action
-        rank = self.shape.rank_of(stage)
-        if op is Op.F and stage + 1 < self.shape.num_stages:
-            send, peer = Action(stage, Op.SEND_F, m), self.shape.rank_of(stage + 1)
-        elif op in BACKWARD_OPS and stage > 0:
-            send, peer = Action(stage, Op.SEND_B, m), self.shape.rank_of(stage - 1)
-        else:
-            return
+    def _transfer(self, rank: int, send: Op, receive: Op, stage: int, action: Action) -> None:
+        peer = self.shape.rank_of(stage)
         if peer != rank:
-            yield send, partner(send), peer
+            self.lowered[rank] += (send, action)
+            self.lowered[peer] += (receive, action)
 
     def _meet(self, time: int, rank: int, action: Action) -> None:
         """Complete a transfer of the block or a collective once everybody concerned stands at it."""
@@ -144,3 +142,17 @@ class _Lowering:
         heads = [self.orders[rank][self.next_index[rank]] for rank in stuck]
         waits = ", ".join(f"rank {rank} at {head}" for rank, head in zip(stuck, heads))
         raise ScheduleError(f"the orders wait for each other: {waits}", excerpt(self.orders, self.next_index))
+
+
+def _with_transfers(events: Sequence[Action | Op]) -> Iterator[Action]:
+    items = iter(events)
+    for item in items:
+        if isinstance(item, Op):
+            carried = next(items)
+            assert isinstance(carried, Action)
+            yield Action(carried.stage + _STAGES_ON.get(item, 0), item, carried.micro_batch)
+        else:
+            yield item
+
+
+_STAGES_ON = {Op.RECV_F: 1, Op.RECV_B: -1}  # where a result arrives, seen from the stage that made it
