@@ -15,6 +15,7 @@ from mindspore.mint import distributed
 from hyper_pp.failure import FailureChannel
 from hyper_pp.mindspore import wire
 from hyper_pp.mindspore.autograd import no_grad
+from hyper_pp.mindspore.notices import Notices
 from hyper_pp.mindspore.tensors import on_cpu
 from hyper_pp.protocols import TensorSpec
 
@@ -49,6 +50,7 @@ class _Received:
         self._peer = peer
         self._buffers = [wire.buffer_for(spec) for spec in specs]
         self._handles: list[Any] | None = None
+        self._number = transport.expect_notice(specs, peer)
 
     def post(self) -> None:
         source, group = self._transport.ranks[self._peer], self._transport.group
@@ -60,6 +62,7 @@ class _Received:
 
     def wait(self) -> list[Tensor]:
         with no_grad():
+            self._transport.await_notice(self._peer, self._number)
             if self._handles is None:
                 self._transport.post_receives(until=self)
             for handle in self._handles or []:
@@ -94,11 +97,14 @@ class MindSporeTransport:
         self.group = ""
         self._unposted: deque[_Received] = deque()
         self._channel: FailureChannel | None = None
+        self._notices: Notices | None = None
         if self.num_ranks > 1:
             self.group = group if isinstance(group, str) else _group_of(self.ranks, world_size)
             if self.ranks not in _channels:
                 _channels[self.ranks] = FailureChannel(self.rank, self.num_ranks, self.all_gather_object)
             self._channel = _channels[self.ranks]
+            if on_cpu():
+                self._notices = Notices(self.rank, self.all_gather_object)
 
     def send(self, tensors: Sequence[Tensor], peer: int) -> _Sent:
         """Start sending tensors of any layout and size.
@@ -109,7 +115,10 @@ class MindSporeTransport:
         with no_grad():
             data = [wire.to_wire(tensor) for tensor in tensors if 0 not in tensor.shape]
             self._count(peer, to_it=len(data))
-            return _Sent([distributed.isend(part, self.ranks[peer], self.group) for part in data], data)
+            sent = _Sent([distributed.isend(part, self.ranks[peer], self.group) for part in data], data)
+        if data and self._notices is not None:
+            self._notices.send(peer)
+        return sent
 
     def recv(self, specs: Sequence[TensorSpec], peer: int) -> _Received:
         """Start receiving tensors of these shapes and dtypes."""
@@ -186,6 +195,17 @@ class MindSporeTransport:
         """Tell every other rank to end at once with ``reason`` as the first cause; this process ends soon after."""
         if self._channel is not None:
             self._channel.abort(reason)
+
+    def expect_notice(self, specs: Sequence[TensorSpec], peer: int) -> int | None:
+        """Return the number of the notice that will announce a message; None where none will."""
+        if self._notices is None or all(0 in spec.shape for spec in specs):
+            return None
+        return self._notices.expect(peer)
+
+    def await_notice(self, peer: int, number: int | None) -> None:
+        """Sleep until the message of that number is under way."""
+        if self._notices is not None and number is not None:
+            self._notices.wait(peer, number)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
