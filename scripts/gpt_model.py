@@ -5,44 +5,12 @@ the loss are spelled out: `mint.nn.LayerNorm`, `mint.nn.functional.gelu` and `cr
 """
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import mindspore as ms
 import numpy as np
+from gpt_common import VOCABULARY, GptConfig
 from mindspore import Parameter, Tensor, mint, nn
-
-VOCABULARY = 256
-"""Number of tokens: one per byte value."""
-
-
-@dataclasses.dataclass(frozen=True)
-class GptConfig:
-    """The sizes of a GPT.
-
-    Args:
-        num_blocks: Transformer blocks between the embedding and the head.
-        hidden: Width of the residual stream.
-        num_heads: Attention heads; must divide `hidden`.
-        context: Longest sequence, in bytes.
-        seed: Seed of the initial weights.
-
-    Raises:
-        ValueError: A size is below 1 or `hidden` is not a multiple of `num_heads`.
-    """
-
-    num_blocks: int = 9
-    hidden: int = 96
-    num_heads: int = 4
-    context: int = 128
-    seed: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("num_blocks", "hidden", "num_heads", "context"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1 (got {getattr(self, name)})")
-        if self.hidden % self.num_heads:
-            raise ValueError(f"hidden must be a multiple of num_heads (got {self.hidden} and {self.num_heads})")
 
 
 class _Weights:

@@ -132,7 +132,7 @@ def test_the_reference_does_not_import_hyper_pp():
             names += [node.module] if isinstance(node, ast.ImportFrom) else []
             assert not any(module.split(".")[0] == "hyper_pp" for module in names), name
             waiting += [module for module in names if (SCRIPTS / f"{module}.py").exists() and module not in seen]
-    assert seen == {"train_gpt_single", "gpt_model", "gpt_options", "text_data"}
+    assert seen == {"train_gpt_single", "gpt_common", "gpt_model", "gpt_options", "text_data"}
 
 
 def test_the_reference_trains_and_writes_its_losses(tmp_path):
