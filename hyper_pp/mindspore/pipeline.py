@@ -12,9 +12,10 @@ from hyper_pp.microbatch import merge
 from hyper_pp.mindspore import autograd
 from hyper_pp.mindspore.batches import BatchSplitter
 from hyper_pp.mindspore.model import Network, name_fresh, take_apart
+from hyper_pp.mindspore.profile import NamedRange
 from hyper_pp.mindspore.random import seeded
 from hyper_pp.mindspore.stage import CellStage
-from hyper_pp.mindspore.tensors import MindSporeTensors
+from hyper_pp.mindspore.tensors import MindSporeTensors, on_cpu
 from hyper_pp.mindspore.transport import MindSporeTransport
 from hyper_pp.plan import Plan
 from hyper_pp.schedules import SCHEDULES
@@ -163,6 +164,7 @@ class PipelineCell(nn.Cell):
             overlap_p2p=overlap_p2p,
             dynamic_shapes=dynamic_shapes,
             seed=seed,
+            named_range=None if on_cpu() else NamedRange,
         )
         self._batches = BatchSplitter(
             self._engine,
