@@ -58,7 +58,9 @@ def verify(plan: Plan, *, max_activations: int | Sequence[int] | None = None) ->
     """
     _refuse_hopeless(plan)
     if plan.compute_only:
-        _Checks(plan).presence()
+        compute_checks = _Checks(plan)
+        compute_checks.presence()
+        compute_checks.order()  # lowering would say of a misplaced action only that everybody waits
         plan = plan.lowered()
     checks = _Checks(plan)
     checks.presence()
@@ -198,7 +200,7 @@ class _Checks:
                     else:
                         late = op in steps and steps[op][stage * num_micro_batches + m] >= step
                     if late:
-                        self.fail(f"{action} comes before {local}, which it needs", rank, step)
+                        self._report_order(action, local, rank, step)
                 if action.op is Op.REDUCE_T:
                     last = next((other for other in order[step:] if other.op is Op.TB), None)
                     if last is not None:
@@ -245,22 +247,30 @@ class _Checks:
                         self.fail(f"{action} comes after {stage}REDUCE_GRAD, which sums its gradients", rank, step)
 
     def deadlock(self) -> None:
-        """The orders run through with blocking rendezvous, and what that implies, with two queues per rank."""
+        """The orders run through with blocking rendezvous."""
         stop = run_rendezvous(self.plan.orders, self.dependencies.rank_of)
         if stop is None:
             return
-        relaxed = run_two_queues(self.plan.orders, self.dependencies)
-        verdict = (
-            "only under blocking rendezvous; with separate compute and communication queues it would run"
-            if relaxed is None
-            else "under blocking rendezvous, and with separate compute and communication queues too"
-        )
         waits = ", ".join(
             f"rank {rank} waits at {self.plan.orders[rank][step]}"
             for rank, step in enumerate(stop)
             if step < len(self.plan.orders[rank])
         )
-        raise ScheduleError(f"deadlock {verdict}: {waits}", excerpt(self.plan.orders, stop))
+        raise ScheduleError(f"{self._verdict()}: {waits}", excerpt(self.plan.orders, stop))
+
+    def _report_order(self, action: Action, need: Action, rank: int, step: int) -> NoReturn:
+        # A rank that does one action at a time never gets to what comes behind. Two queues may: a receive that stands
+        # behind its use is no fault there. Transfers that cross, on the other hand, hang in both models.
+        verdict = "" if self.plan.compute_only else f": {self._verdict()}"
+        self.fail(f"{action} comes before {need}, which it needs{verdict}", rank, step)
+
+    def _verdict(self) -> str:
+        """Say of orders that fail with blocking rendezvous whether two queues per rank would run them."""
+        if run_two_queues(self.plan.orders, self.dependencies) is None:
+            return (
+                "deadlock only under blocking rendezvous; with separate compute and communication queues it would run"
+            )
+        return "deadlock under blocking rendezvous, and with separate compute and communication queues too"
 
     def memory(self, peaks: Sequence[int], limit: int | Sequence[int]) -> None:
         """Live stage inputs within the limit."""
