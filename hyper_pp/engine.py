@@ -89,7 +89,7 @@ class PipelineEngine:
         order = plan.orders[rank]
         self._orders = {True: order, False: tuple(action for action in order if action.op in EVALUATION_OPS)}
         # Once shapes are agreed, receives may stand earlier where the transport gains by it.
-        lookahead = 0 if dynamic_shapes or not overlap_p2p else getattr(transport, "lookahead", 0)
+        lookahead = 0 if dynamic_shapes or not overlap_p2p else transport.lookahead
         self._settled_orders = {kind: receives_earlier(order, lookahead) for kind, order in self._orders.items()}
         self._settled: set[bool] = set()
         self.preprocess = PreprocessRunner(self, preprocess, seed) if plan.transpose is not None else None

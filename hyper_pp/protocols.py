@@ -147,6 +147,7 @@ class Transport(Protocol):
 
     rank: int
     num_ranks: int
+    lookahead: int  # receives that the engine may post ahead of the plan; 0 where all transfers share one queue
 
     def send(self, tensors: Sequence[Tensor], peer: int) -> Pending:
         """Start sending; any dtype, layout and size, or TypeError that lists what can be carried."""

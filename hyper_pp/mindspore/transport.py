@@ -94,6 +94,7 @@ class MindSporeTransport:
             )
         self.rank = self.ranks.index(own_rank)
         self.num_ranks = len(self.ranks)
+        self.lookahead = 0
         self.group = ""
         self._unposted: deque[_Received] = deque()
         self._channel: FailureChannel | None = None

@@ -201,6 +201,7 @@ class FakeTransport:
     network: Network
     rank: int
     late: dict = field(default_factory=dict)
+    lookahead: int = 0
 
     @property
     def num_ranks(self):
