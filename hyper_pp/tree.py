@@ -35,18 +35,20 @@ def flatten(value: Any, is_tensor: IsTensor) -> tuple[list[Any], Any]:
     if is_tensor(value):  # by far the most frequent value
         return [value], _ONLY_SLOT
     tensors: list[Any] = []
+    return tensors, _skeleton(value, is_tensor, tensors)
 
-    def visit(node: Any) -> Any:
-        if is_tensor(node):
-            tensors.append(node)
-            return Slot(len(tensors) - 1)
-        if isinstance(node, dict):
-            return {key: visit(item) for key, item in node.items()}
-        if isinstance(node, (tuple, list)):
-            return _rebuild(node, [visit(item) for item in node])
-        return node
 
-    return tensors, visit(value)
+def _skeleton(node: Any, is_tensor: IsTensor, tensors: list[Any]) -> Any:
+    # Not a nested function: one that calls itself is a reference cycle, and would keep the tensors until the next
+    # garbage collection.
+    if is_tensor(node):
+        tensors.append(node)
+        return Slot(len(tensors) - 1)
+    if isinstance(node, dict):
+        return {key: _skeleton(item, is_tensor, tensors) for key, item in node.items()}
+    if isinstance(node, (tuple, list)):
+        return _rebuild(node, [_skeleton(item, is_tensor, tensors) for item in node])
+    return node
 
 
 def unflatten(skeleton: Any, tensors: Sequence[Any]) -> Any:

@@ -8,12 +8,8 @@ from hyper_pp.torch_npu.device import load_torch
 load_torch()
 
 from torch.distributed.pipelining import Pipe, SplitPoint, build_stage, pipe_split, pipeline  # noqa: E402
-from torch.distributed.pipelining.microbatch import (  # noqa: E402
-    TensorChunkSpec,
-    merge_chunks,
-    split_args_kwargs_into_chunks,
-)
 
+from hyper_pp.torch_npu.microbatch import TensorChunkSpec, merge_chunks, split_args_kwargs_into_chunks  # noqa: E402
 from hyper_pp.torch_npu.model import get_pipeline_schedule, split_model  # noqa: E402
 from hyper_pp.torch_npu.pipeline_stage import PipelineStage  # noqa: E402
 from hyper_pp.torch_npu.schedules import (  # noqa: E402
@@ -26,6 +22,7 @@ from hyper_pp.torch_npu.schedules import (  # noqa: E402
     ScheduleInterleavedZeroBubble,
     ScheduleLoopedBFS,
     ScheduleZBVZeroBubble,
+    _ScheduleForwardOnly,
     get_schedule_class,
 )
 from hyper_pp.torch_npu.transposed import ScheduleFromPlan, ScheduleMPipeTranspose  # noqa: E402
@@ -46,6 +43,7 @@ __all__ = [
     "ScheduleZBVZeroBubble",
     "SplitPoint",
     "TensorChunkSpec",
+    "_ScheduleForwardOnly",
     "build_stage",
     "get_pipeline_schedule",
     "get_schedule_class",

@@ -290,6 +290,11 @@ class PipelineSchedule:
         return int(self._transport.all_gather_object(torch.initial_seed() % 2**31)[0])
 
     @property
+    def stage_index_to_group_rank(self) -> dict[int, int]:
+        """The rank of every stage."""
+        return {index: self.plan.shape.rank_of(index) for index in range(self.plan.shape.num_stages)}
+
+    @property
     def pipeline_order(self) -> dict[int, list[_Action]]:
         """The compute actions of every rank, as ``torch.distributed.pipelining`` writes them."""
         compute = (Op.F, Op.B, Op.I, Op.W)

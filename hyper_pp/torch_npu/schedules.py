@@ -53,6 +53,16 @@ class Schedule1F1B(PipelineScheduleSingle):
     _plan_name = "1f1b"
 
 
+class _ScheduleForwardOnly(PipelineScheduleSingle):
+    """Forwards only, also in ``step``."""
+
+    _plan_name = "gpipe"
+
+    def _run(self, args: Any, kwargs: Any, target: Any, losses: Any, *rest: Any) -> Any:
+        *rest, _ = rest
+        return super()._run(args, kwargs, target, losses, *rest, False)
+
+
 class PipelineScheduleMulti(PipelineSchedule):
     """Base of the schedules with any number of stages per rank; see :class:`PipelineSchedule` for the arguments."""
 

@@ -58,10 +58,16 @@ class BatchCutter:
             if len(split_args) != count:
                 raise ValueError(f"a batch of {len(split_args)} can't be split into {count} micro-batches")
             return list(zip(split_args, split_kwargs))
-        dims = self._dims(args, kwargs)
-        size = self._plain.batch_size((args, dict(kwargs)), dims)
-        spans = [(0, 0)] * count if size is None else offsets(split_sizes(size, count))
-        return self._plain.cut((args, dict(kwargs)), dims, spans)
+        arg_dims, kwarg_dims = self._dims(args, kwargs)
+        split_args = self._cut_evenly(args, arg_dims)
+        # Keywords are split each by itself: one entry per micro-batch, say, beside a batch of samples.
+        split = {name: self._cut_evenly(value, kwarg_dims[name]) for name, value in kwargs.items()}
+        return [(split_args[m], {name: parts[m] for name, parts in split.items()}) for m in range(count)]
+
+    def _cut_evenly(self, value: Value, dim: Any) -> list[Value]:
+        count = self._num_micro_batches
+        size = self._plain.batch_size(value, dim)
+        return self._plain.cut(value, dim, [(0, 0)] * count if size is None else offsets(split_sizes(size, count)))
 
     def batch_size(self, args: tuple[Value, ...], kwargs: Mapping[str, Value]) -> int:
         """Return how many samples the arguments hold; 0 where nothing is split."""

@@ -114,6 +114,49 @@ def without_a_loss_function_only_forwards_run():
     assert rank() == 0 or output.tolist() == [[6.0]] * 4
 
 
+def a_schedule_may_run_forwards_only():
+    from hyper_pp.torch_npu import _ScheduleForwardOnly
+
+    _, schedule = two_stages(Scale(2), Scale(3), 4, None, _ScheduleForwardOnly)
+    x = torch.ones(8, 1)
+    for _ in range(3):  # messages of the user's own go in between
+        output, _ = step(schedule, x)
+        if rank() == 1:
+            dist.send(output, 0)
+        else:
+            dist.recv(x, 1)
+    assert rank() == 0 or output.tolist() == [[6.0**3]] * 8
+
+
+def a_keyword_may_have_one_entry_per_micro_batch():
+    class Add(Scale):
+        def forward(self, x, extra=None):
+            return self.factor * x if extra is None else self.factor * x + extra
+
+    _, schedule = two_stages(Add(2), Add(3), 4, lambda y, _: y.sum(), ScheduleInterleaved1F1B)
+    keywords = {"extra": torch.arange(4.0).unsqueeze(1)} if rank() == 0 else {}
+    output, _ = step(schedule, torch.ones(8, 1), torch.zeros(8), **keywords)
+    assert rank() == 0 or output.flatten().tolist() == [6, 6, 9, 9, 12, 12, 15, 15]
+
+
+def no_tensor_is_left_in_a_reference_cycle():
+    module, schedule = two_stages(nn.Linear(4, 4), nn.Linear(4, 4), 4, nn.MSELoss(), ScheduleInterleaved1F1B)
+    x = torch.randn(8, 4)
+    step(schedule, x, x)
+    gc.collect()
+    gc.disable()
+    try:
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        step(schedule, x, x)
+        module.zero_grad()
+        gc.collect()
+        assert not [item for item in gc.garbage if isinstance(item, torch.Tensor)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
 def outputs_are_kept_only_when_asked_for():
     _, schedule = two_stages(Scale(2), Scale(3), 2, nn.MSELoss())
     assert step(schedule, torch.ones(4, 1), torch.zeros(4, 1), return_outputs=False)[0] is None

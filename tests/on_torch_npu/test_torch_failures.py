@@ -9,8 +9,8 @@ from torchrun_launch import launch
 
 KINDS = {
     "raise": r"rank 1: 1F2 \(action \d+ of \d+, step 3\) failed: ZeroDivisionError: division by zero",
-    "shape": r"rank 0: 0SEND_F0 \(action \d+ of \d+, step 1\) failed: stage 0 sends another value for micro-batch 0 than "
-    r"before \(before: torch.float32\[2, 1\], now: torch.float32\[4, 1\]\); pass dynamic_shapes=True",
+    "shape": r"rank 0: 0SEND_F0 \(action \d+ of \d+, step 1\) failed: stage 0 sends another value for micro-batch 0 "
+    r"than before \(before: torch.float32\[2, 1\], now: torch.float32\[4, 1\]\); pass dynamic_shapes=True",
     "evaluation shape": r"rank 0: 0SEND_F0 .*before: torch.float32\[1, 1\], now: torch.float32\[4, 1\]",
     "vector loss": r"rank 1: 1F0 \(.*\) failed: the loss must be a scalar tensor of shape \(\) \(got shape \[2, 1\]\)",
     "short loader": r"rank 1 ended its script, while rank 0 waits for transfer",
