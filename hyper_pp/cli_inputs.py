@@ -76,11 +76,12 @@ def add_build_options(parser: argparse.ArgumentParser) -> None:
 
 def plans_of(args: argparse.Namespace) -> Iterator[tuple[str, Plan]]:
     """Yield every input's name and its plan, built or read; proved either way."""
-    names = [text for text in args.inputs if text in SCHEDULES]
-    _check_options(args, names)
+    # Files first: a misspelt schedule is no file either, and that is what its user should read.
+    files = {text: _load_input(text, args) for text in args.inputs if text not in SCHEDULES}
+    _check_options(args, [text for text in args.inputs if text in SCHEDULES])
     for text in args.inputs:
         try:
-            plan = _build(text, args) if text in SCHEDULES else _load_input(text, args)
+            plan = files[text] if text in files else _build(text, args)
             verify(plan)
         except ScheduleError as error:
             raise BadPlanError(text, error) from error

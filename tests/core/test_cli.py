@@ -1,0 +1,386 @@
+"""The command line: what it prints where, its exit status, and bad input of every kind."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hyper_pp import Plan, simulate
+from hyper_pp.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def run(capsys, monkeypatch, tmp_path):
+    """Run a command in an empty folder; returns exit status, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words):
+        status = main([str(word) for word in words])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+def error_of(result):
+    """Return the text of the one line that bad input prints."""
+    status, out, err = result
+    assert (status, out) == (2, "")
+    assert err.startswith("hyper-pp: error: ") and err.endswith("\n") and err.count("\n") == 1
+    return err.removeprefix("hyper-pp: error: ").rstrip()
+
+
+SHAPE = ("--ranks", 2, "--micro-batches", 3)
+
+
+# ---- commands ----
+
+
+def test_schedules_lists_every_schedule_with_a_line(run):
+    status, out, err = run("schedules")
+    assert (status, err) == (0, "")
+    assert [line.split()[0] for line in out.splitlines()][:4] == ["gpipe", "1f1b", "interleaved", "mpipe"]
+    assert out.splitlines()[0] == "gpipe        F-then-B: all forwards, then all backwards"
+
+
+def test_build_prints_a_lowered_plan_as_json(run):
+    status, out, err = run("build", "interleaved", *SHAPE, "--chunks", 2)
+    assert (status, err) == (0, "")
+    assert Plan.from_json(out) == Plan.build("interleaved", 2, 2, 3)
+
+
+def test_build_compute_only_leaves_out_the_bodys_transfers(run):
+    _, out, _ = run("build", "gpipe", *SHAPE, "--compute-only")
+    assert Plan.from_json(out) == Plan.build("gpipe", 2, 1, 3, compute_only=True)
+
+
+@pytest.mark.parametrize("name", ["plan.json", "plan.csv", "PLAN.CSV"])
+def test_build_writes_the_form_that_the_files_name_ends_in(run, name):
+    status, out, err = run("build", "gpipe", *SHAPE, "-o", name)
+    assert (status, out, err) == (0, f"{name}: gpipe   P=2 V=1 M=3   24 actions\n", "")
+    assert Plan.load(name).orders == Plan.build("gpipe", 2, 1, 3).orders
+
+
+@pytest.mark.parametrize(
+    "words, options",
+    [
+        (["--frozen"], {"frozen": True}),
+        (["--explicit-backward"], {"explicit_backward": True}),
+        (["--num-layers", 0], {"num_layers": 0}),
+        (["--num-layers", 2, "--backward", "central", "--less-memory"], {"num_layers": 2, "less_memory": True}),
+    ],
+)
+def test_build_hands_the_schedules_options_on(run, words, options):
+    _, out, _ = run("build", "mpipe", *SHAPE, *words)
+    assert Plan.from_json(out) == Plan.build("mpipe", 2, 1, 3, **options)
+
+
+def test_verify_says_in_a_line_that_a_plan_holds(run):
+    run("build", "1f1b", *SHAPE, "-o", "plan.json")
+    assert run("verify", "plan.json") == (
+        0,
+        "plan.json: holds   1f1b   P=2 V=1 M=3   24 actions   peak activations 2 1\n",
+        "",
+    )
+
+
+def test_verify_shows_the_fault_of_a_plan_that_does_not_hold(run):
+    text = Plan.build("1f1b", 2, 1, 3).to_json().replace('"1SEND_B0",', "")
+    Path("plan.json").write_text(text)
+    status, out, err = run("verify", "plan.json")
+    assert (status, err) == (1, "")
+    assert out.splitlines()[0] == (
+        "plan.json: 1SEND_B0 is missing in rank 1's order: 0RECV_B0 on rank 0 has no partner"
+    )
+    assert [line.split(",")[0] for line in out.splitlines()[1:]] == ["rank 0", "rank 1"]
+
+
+@pytest.mark.parametrize("command", ["simulate", "show"])
+def test_a_plan_that_does_not_hold_is_neither_priced_nor_drawn(run, command):
+    Path("plan.csv").write_text("0F0,0B0,0SEND_F0,0RECV_B0\n1RECV_F0,1F0,1B0,1SEND_B0\n")
+    status, out, err = run(command, "plan.csv")
+    assert (status, out) == (1, "")
+    assert err.splitlines()[0].startswith("hyper-pp: error: plan.csv: 0B0 comes before 0RECV_B0, which it needs")
+    assert "[0B0]" in err.splitlines()[1]
+
+
+def test_simulate_prints_the_numbers_as_text(run):
+    assert run("simulate", "1f1b", *SHAPE) == (
+        0,
+        "1f1b   P=2 V=1 M=3\n"
+        "step time 12   ideal 9   efficiency 75.0%   bubble 25.0%   lower bound 12 (ratio 1.000)\n"
+        "costs F=1 B=2\n"
+        "rank   busy   idle   peak activations   peak preprocess graphs\n"
+        "   0      9      3                  2                        0\n"
+        "   1      9      3                  1                        0\n",
+        "",
+    )
+
+
+def test_simulate_prints_one_input_as_a_json_object(run):
+    _, out, _ = run("simulate", "1f1b", "--ranks", 1, "--micro-batches", 2, "--format", "json")
+    assert json.loads(out) == {
+        "schedule": "1f1b",
+        "step_time": 6,
+        "ideal": 6,
+        "efficiency": 1,
+        "lower_bound": 6,
+        "ratio": 1,
+        "bubble_ratio": 0,
+        "ranks": [{"busy": 6, "idle": 0, "peak_activations": 1, "peak_preprocess": 0}],
+    }
+
+
+def test_simulate_prints_several_inputs_as_a_json_list(run):
+    run("build", "gpipe", *SHAPE, "-o", "plan.json")
+    _, out, _ = run("simulate", "plan.json", "1f1b", *SHAPE, "--format", "json")
+    assert [(item["schedule"], item["ranks"][0]["peak_activations"]) for item in json.loads(out)] == [
+        ("gpipe", 3),
+        ("1f1b", 2),
+    ]
+
+
+def test_simulate_takes_every_cost(run):
+    cost = "F=1,B=2,I=3,W=4,TF=.5,TB=1,comm=.25,collective=.125"
+    _, out, _ = run("simulate", "mpipe", *SHAPE, "--cost", cost, "--format", "json")
+    (status, again, _) = run(
+        "simulate", "mpipe", *SHAPE, "--cost", "F=1,B=2,I=3,W=4,TF=.5", "--cost", "TB=1,comm=.25,collective=.125",
+        "--format", "json",
+    )  # fmt: skip
+    # The longest path: BCAST_T to .125, TF0 .625, 0F0 1.625, message 1.875, 1F0 2.875, 1B0 4.875, message 5.125, and
+    # then on rank 0: 0B0 7.125, TB0 with its recompute 8.625, 0B1 10.625, TB1 12.125, 0B2 with the block's backward 15.125.
+    assert json.loads(out)["step_time"] == 15.125
+    assert (status, out) == (0, again)
+
+
+def test_an_option_of_one_of_several_schedules_is_no_error(run):
+    status, out, _ = run("simulate", "interleaved", "mpipe", *SHAPE, "--frozen", "--format", "json")
+    assert status == 0
+    assert [item["schedule"] for item in json.loads(out)] == ["interleaved", "mpipe"]
+
+
+def test_inputs_and_options_may_come_in_any_order(run):
+    first = run("simulate", "gpipe", "--ranks", 2, "1f1b", "--micro-batches", 3)
+    assert first == run("simulate", "--micro-batches", 3, "--ranks", 2, "gpipe", "1f1b")
+    assert first[0] == 0
+
+
+def test_show_draws_a_timetable(run):
+    assert run("show", "1f1b", *SHAPE) == (
+        0,
+        "1f1b   P=2 V=1 M=3\n"
+        "step time 12   ideal 9   efficiency 75.0%   bubble 25.0%   lower bound 12 (ratio 1.000)\n"
+        "peak activations 2 1\n"
+        "costs F=1 B=2\n"
+        "time    0       2       4       6       8       10\n"
+        "rank 0  0F0 0F1 .   .   0B0---- 0F2 0B1---- .   0B2----\n"
+        "rank 1  .   1F0 1B0---- 1F1 1B1---- 1F2 1B2---- .   .\n",
+        "",
+    )
+
+
+def test_show_writes_to_a_file(run):
+    _, shown, _ = run("show", "gpipe", "1f1b", *SHAPE)
+    assert run("show", "gpipe", "1f1b", *SHAPE, "-o", "out.txt") == (0, "", "")
+    assert Path("out.txt").read_text() == shown
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "mpipe"])
+def test_what_was_built_verifies_simulates_and_shows(run, schedule):
+    for name in ("plan.json", "plan.csv"):
+        assert run("build", schedule, "--ranks", 3, "--micro-batches", 5, "-o", name)[0] == 0
+        assert run("verify", name)[0] == 0
+        status, out, _ = run("simulate", name, "--format", "json")
+        assert json.loads(out)["step_time"] == simulate(Plan.build(schedule, 3, 1, 5)).step_time
+        assert run("show", name)[0] == status == 0
+
+
+def test_help_names_the_commands(run):
+    status, out, err = run("--help")
+    assert (status, err) == (0, "")
+    for command in ("schedules", "build", "verify", "simulate", "show"):
+        assert f"\n  {command}" in out
+        assert run(command, "--help")[0] == 0
+    assert run("--version") == (0, "hyper-pp 0.1.0\n", "")
+
+
+# ---- bad input ----
+
+KNOWN = "gpipe, 1f1b, interleaved, mpipe"
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ([], "a command is missing; commands: schedules, build, verify, simulate, show"),
+        (["biuld"], "unknown command 'biuld'; commands: schedules, build"),
+        (["--ranks"], "unrecognized arguments: --ranks"),
+        (["build"], "the following arguments are required: NAME"),
+        (["verify"], "the following arguments are required: FILE"),
+        (["simulate"], "the following arguments are required: FILE or NAME"),
+        (["verify", "a", "b"], "unrecognized arguments: b"),
+        (["schedules", "--format", "json"], "unrecognized arguments: --format json"),
+        (["build", "zigzag", *SHAPE], f"unknown schedule 'zigzag'; schedules: {KNOWN}"),
+        (["build", "plan.json"], f"unknown schedule 'plan.json'; schedules: {KNOWN}"),
+        (["show", "zigzag", *SHAPE], f"zigzag: no such file, and no schedule (schedules: {KNOWN}"),
+        (["verify", "zigzag"], "zigzag: no such file"),
+        (["verify", "."], ".: can't be read: Is a directory"),
+        (["build", "gpipe", "--ranks", 2], "--micro-batches is missing: schedule gpipe needs an int of at least 1"),
+        (["build", "gpipe", "--micro-batches", 2], "--ranks is missing: schedule gpipe needs an int of at least 1"),
+        (["build", "gpipe", "--ranks", 0], "--ranks: must be an int of at least 1, in digits (got '0')"),
+        (["build", "gpipe", "--ranks", -1], "--ranks: must be an int of at least 1, in digits (got '-1')"),
+        (["build", "gpipe", "--ranks", "2.0"], "--ranks: must be an int of at least 1, in digits (got '2.0')"),
+        (["build", "gpipe", "--ranks", "1_0"], "--ranks: must be an int of at least 1, in digits (got '1_0')"),
+        (["build", "gpipe", "--ranks", "٢"], "--ranks: must be an int of at least 1, in digits (got '"),
+        (["build", "gpipe", "--ranks", "9" * 5000], "--ranks: must be an int of at least 1, in digits (got '999"),
+        (["build", "gpipe", "--ranks"], "--ranks: expected one argument"),
+        (["build", "gpipe", *SHAPE, "--chunks", "x"], "--chunks: must be an int of at least 1, in digits (got 'x')"),
+        (["build", "1f1b", *SHAPE, "--chunks", 2], "--chunks 2: 1f1b takes 1 only"),
+        (["build", "mpipe", *SHAPE, "--num-layers", -1], "--num-layers: must be an int of at least 0, in digits"),
+        (["build", "gpipe", *SHAPE, "--frozen"], "--frozen: gpipe doesn't take it (it takes: no options)"),
+        (
+            ["build", "interleaved", *SHAPE, "--num-layers", 0],
+            "--num-layers 0: interleaved doesn't take it (it takes: --less-memory)",
+        ),
+        (["build", "mpipe", *SHAPE, "--owners", "inline"], "--owners inline: mpipe doesn't take it (it takes: --num-l"),
+        (
+            ["build", "mpipe", *SHAPE, "--backward", "owner"],
+            "--backward owner: mpipe runs the preprocess backward centrally: backward must be central (got 'owner')",
+        ),
+        (["build", "mpipe", *SHAPE, "--backward", "both"], "--backward: invalid choice: 'both' (choose from "),
+        (["build", "gpipe", "--ranks", 999, "--micro-batches", 9999], "--micro-batches 9999: ranks x chunks x micro-b"),
+        (["build", "gpipe", *SHAPE, "-o", "plan.txt"], "-o plan.txt: the name must end in .json or .csv"),
+        (["build", "gpipe", *SHAPE, "-o", "no/plan.csv"], "-o no/plan.csv: can't be written: No such file"),
+        (["show", "gpipe", *SHAPE, "-o", "."], "-o .: can't be written: Is a directory"),
+        (["show", "gpipe", *SHAPE, "--format", "svg"], "--format: invalid choice: 'svg' (choose from "),
+        (["simulate", "gpipe", *SHAPE, "--format", "xml"], "--format: invalid choice: 'xml' (choose from "),
+        (["simulate", "gpipe", *SHAPE, "--cost", "F"], "--cost F: costs are NAME=NUMBER pairs joined by commas"),
+        (["simulate", "gpipe", *SHAPE, "--cost", "G=1"], "--cost G=1: costs are F, B, I, W, TF, TB, comm, collective"),
+        (["simulate", "gpipe", *SHAPE, "--cost", "F=-1"], "--cost F=-1: cost F must be a finite number of at least 0"),
+        (["simulate", "gpipe", *SHAPE, "--cost", "F=nan"], "--cost F=nan: cost F must be a finite number"),
+        (["simulate", "gpipe", *SHAPE, "--cost", "F=inf"], "--cost F=inf: cost F must be a finite number"),
+        (["build", "gpipe", *SHAPE, "--cost", "F=x"], "--cost F=x: cost F must be a number of at least 0 (got 'x')"),
+        (["build", "gpipe", *SHAPE, "--cost", "F=1:2:3"], "--cost F=1:2:3: cost F holds one number per stage (stages:"),
+        (["simulate", "gpipe", *SHAPE, "--cost", "F=1e308"], "--cost F=1e308: the costs are so large"),
+        (["simulate", "gpipe", *SHAPE, "--cost", "F=1", "--cost", "F=2"], "--cost F=1,F=2: cost F is given twice"),
+        (["build", "line\nbreak"], r"unknown schedule 'line\nbreak'; schedules: "),
+        (["schedules", "line\nbreak"], r"unrecognized arguments: line\nbreak"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_that_names_option_value_and_what_is_accepted(run, words, message):
+    assert error_of(run(*words)).startswith(message)
+
+
+def test_options_of_schedules_are_refused_for_plan_files(run):
+    run("build", "gpipe", *SHAPE, "-o", "plan.json")
+    assert error_of(run("simulate", "plan.json", "--ranks", 2)) == (
+        "--ranks 2: plan files hold this already; it is for schedules by name"
+    )
+    assert error_of(run("show", "plan.json", "--less-memory")).startswith("--less-memory: plan files hold this already")
+    assert error_of(run("show", "plan.json", "--compute-only")).startswith("--compute-only: plan.json is a plan file")
+
+
+@pytest.mark.parametrize("command", ["verify", "simulate", "show"])
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"", "broken.json: not a complete JSON file"),
+        (b'{"format":', "broken.json: not a complete JSON file"),
+        (b"\xff", "broken.json: a plan file is UTF-8 text"),
+        (b"[]", 'broken.json: a plan is a JSON object with "format": "hyper_pp.plan/1"'),
+        (Plan.build("gpipe", 2, 1, 1).to_json().encode()[:-20], "broken.json: not a complete JSON file"),
+        (
+            Plan.build("gpipe", 2, 1, 1).to_json().replace("1F0", "1G0").encode(),
+            "broken.json: unknown op G in action '1G0'",
+        ),
+    ],
+)
+def test_a_file_that_is_no_plan_is_bad_input(run, command, content, message):
+    Path("broken.json").write_bytes(content)
+    assert error_of(run(command, "broken.json")).startswith(message)
+
+
+def test_an_unreadable_file_is_bad_input(run):
+    if os.geteuid() == 0:
+        # root may read everything; a loop of links nobody can.
+        Path("plan.json").symlink_to("plan.json")
+    else:
+        Path("plan.json").touch(mode=0)
+    assert error_of(run("verify", "plan.json")).startswith("plan.json: can't be read: ")
+
+
+# ---- as a process ----
+
+
+def process(*words, **options):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, timeout=60, env=environment, **options
+    )
+
+
+def test_the_package_runs_as_a_module():
+    result = process("-m", "hyper_pp", "schedules")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("gpipe ")
+    result = process("-m", "hyper_pp", "nonsense")
+    assert result.returncode == 2
+    assert result.stderr == (
+        "hyper-pp: error: unknown command 'nonsense'; commands: schedules, build, verify, simulate, show\n"
+    )
+
+
+def test_importing_the_core_and_running_commands_loads_no_framework():
+    result = process(
+        "-c",
+        "import sys, hyper_pp, hyper_pp.engine\n"
+        "from hyper_pp.cli import main\n"
+        "assert main(['show', 'mpipe', '--ranks', '2', '--micro-batches', '3']) == 0\n"
+        "loaded = {name.partition('.')[0] for name in sys.modules}\n"
+        "print(sorted(loaded & {'numpy', 'mindspore', 'torch', 'torch_npu'}), 'hyper_pp' in loaded)",
+    )
+    assert result.stderr == ""
+    assert result.stdout.splitlines()[-1] == "[] True"
+
+
+def test_a_reader_that_stops_early_is_no_error():
+    command = f"{sys.executable} -m hyper_pp show gpipe --ranks 8 --micro-batches 400 | head -1"
+    result = process("-c", f"import subprocess; print(subprocess.getoutput({command!r}))")
+    assert result.stdout == "gpipe   P=8 V=1 M=400\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_is_an_error_in_one_line():
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "hyper_pp", "schedules"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+    assert (result.returncode, result.stderr) == (
+        2,
+        "hyper-pp: error: can't write to stdout: No space left on device\n",
+    )
+
+
+def test_names_that_the_terminals_encoding_lacks_are_escaped(tmp_path):
+    plan = tmp_path / "plän.json"
+    Plan.build("gpipe", 1, 1, 1).save(plan)
+    result = subprocess.run(
+        [sys.executable, "-m", "hyper_pp", "verify", plan.name],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"},
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith(r"pl\xe4n.json: holds   gpipe")
