@@ -153,7 +153,7 @@ def test_simulate_takes_every_cost(run):
         "--format", "json",
     )  # fmt: skip
     # The longest path: BCAST_T to .125, TF0 .625, 0F0 1.625, message 1.875, 1F0 2.875, 1B0 4.875, message 5.125, and
-    # then on rank 0: 0B0 7.125, TB0 with its recompute 8.625, 0B1 10.625, TB1 12.125, 0B2 with the block's backward 15.125.
+    # then on rank 0: 0B0 7.125, TB0 with its recompute 8.625, 0B1 10.625, TB1 12.125, 0B2 with the block's own 15.125.
     assert json.loads(out)["step_time"] == 15.125
     assert (status, out) == (0, again)
 
