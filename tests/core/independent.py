@@ -181,11 +181,17 @@ def random_plan(rng, max_ranks=4, max_chunks=3, max_micro_batches=6, with_block=
     needs, ranks = events_of(plan, rng)
     orders = [[] for _ in range(p)]
     left = {event: set(before) for event, before in needs.items()}
-    while left:
-        event = rng.choice([event for event, before in sorted(left.items(), key=str) if not before])
-        del left[event]
-        for before in left.values():
-            before.discard(event)
+    behind = defaultdict(list)
+    for event, before in needs.items():
+        for other in before:
+            behind[other].append(event)
+    ready = [event for event, before in left.items() if not before]
+    while ready:
+        event = ready.pop(rng.randrange(len(ready)))
+        for other in behind[event]:
+            left[other].discard(event)
+            if not left[other]:
+                ready.append(other)
         stage, op, m = event
         for rank in ranks[event]:
             name = op if "SEND_" not in op or rank == ranks[event][0] else op.replace("SEND", "RECV")
