@@ -24,5 +24,8 @@ def load_torch() -> None:
             importlib.import_module("torch_npu")
     except (ImportError, OSError, RuntimeError) as error:
         if has_npu:
-            raise ImportError(f"torch_npu is installed, but it can't be loaded ({error}): {_HELP}") from error
+            # torch wraps what went wrong while it loads the extension by itself.
+            raise ImportError(
+                f"torch_npu is installed, but it can't be loaded ({error.__cause__ or error}): {_HELP}"
+            ) from error
         raise ImportError("hyper_pp.torch_npu needs torch 2.13 or newer: pip install 'hyper_pp[torch]'") from error

@@ -324,6 +324,14 @@ def gradients_are_added_to_the_tensor_that_is_there():
     assert module.factor.grad is grad and grad.item() == 10 + (3, 2)[rank()]
 
 
+def large_and_small_activations_pass_each_other():
+    for width in (2**8, 2**24):  # 1 KB and 64 MB
+        module, schedule = two_stages(Scale(2), Scale(3), 2, lambda y, _: y.mean(), ScheduleInterleaved1F1B)
+        x = torch.ones(2, width)
+        step(schedule, x, torch.zeros(2), return_outputs=False)
+        assert abs(module.factor.grad.item() - (3, 2)[rank()]) < 1e-2
+
+
 def memory_stays_flat():
     module, schedule = two_stages(nn.Linear(64, 64), nn.Linear(64, 64), 4, nn.MSELoss())
     optimizer = torch.optim.SGD(module.parameters(), 1e-3)
