@@ -188,6 +188,9 @@ class Dependencies:
         transpose = self.transpose
         if transpose is None or transpose.frozen:
             return ()
-        if schedule != "mpipe" and not any(transpose.owners):
-            return ()
-        return (Op.BCAST_T, Op.REDUCE_T) if transpose.backward == "owner" else (Op.BCAST_T,)
+        collectives = (Op.BCAST_T, Op.REDUCE_T) if transpose.backward == "owner" else (Op.BCAST_T,)
+        if schedule == "mpipe" or any(transpose.owners):
+            return collectives
+        # Rank 0 owns everything, so nothing needs to travel. Orders from a file, whose schedule isn't known, may still
+        # be published MPipe's, which always broadcasts.
+        return tuple(op for op in collectives if op in self.ops)

@@ -190,13 +190,14 @@ def test_show_writes_to_a_file(run):
     assert Path("out.txt").read_text() == shown
 
 
+@pytest.mark.parametrize("p", [1, 3])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "mpipe"])
-def test_what_was_built_verifies_simulates_and_shows(run, schedule):
+def test_what_was_built_verifies_simulates_and_shows(run, schedule, p):
     for name in ("plan.json", "plan.csv"):
-        assert run("build", schedule, "--ranks", 3, "--micro-batches", 5, "-o", name)[0] == 0
+        assert run("build", schedule, "--ranks", p, "--micro-batches", 5, "-o", name)[0] == 0
         assert run("verify", name)[0] == 0
         status, out, _ = run("simulate", name, "--format", "json")
-        assert json.loads(out)["step_time"] == simulate(Plan.build(schedule, 3, 1, 5)).step_time
+        assert json.loads(out)["step_time"] == simulate(Plan.build(schedule, p, 1, 5)).step_time
         assert run("show", name)[0] == status == 0
 
 

@@ -133,6 +133,14 @@ def test_the_plan_with_a_block_that_the_others_are_made_of_holds():
     assert verify(by_hand(BLOCK_0, BLOCK_1, compute_only=True, transpose=Transpose((0, 1)))).num_actions == 26
 
 
+def test_a_broadcast_that_nothing_needs_is_on_all_ranks_or_none():
+    row = "0TF0 0F0 0B0 0TB0"
+    for rows in ((row, "1F0 1B0"), ("0BCAST_T " + row, "0BCAST_T 1F0 1B0")):
+        assert verify(by_hand(*rows, m=1, compute_only=True, transpose=Transpose((0,)))).peak_activations == (1, 1)
+    fault = fault_of("0BCAST_T " + row, "1F0 1B0", m=1, compute_only=True, transpose=Transpose((0,)))
+    assert fault.reason == "0BCAST_T is missing in rank 1's order"
+
+
 def test_a_frozen_block_has_no_backward():
     rows = "0TF0 0RECV_TF1 0F0 0F1 0B0 0TB0 0B1", "0TF1 0SEND_TF1 1F0 1F1 1B0 1B1"
     fault = fault_of(*rows, compute_only=True, transpose=Transpose((0, 1), frozen=True))
