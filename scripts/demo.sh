@@ -29,7 +29,7 @@ started=$SECONDS
 headline() { printf '\n== %s (%d s so far)\n' "$*" "$((SECONDS - started))"; }
 
 headline "1/4 one process, MindSpore alone"
-GLOG_v="${GLOG_v:-3}" python "$root/scripts/train_gpt_single.py" "${training[@]}" \
+GLOG_v="${GLOG_v:-3}" OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" python "$root/scripts/train_gpt_single.py" "${training[@]}" \
   --losses-out single.json "${text[@]}"
 
 pipeline() {  # schedule, layers in the preprocess block
