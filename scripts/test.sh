@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Runs the checks, stage by stage, and stops at the first that fails:
 #
-#     bash scripts/test.sh [lint] [core] [mindspore] [emulated] [repository]      # without names: all of them
+#     bash scripts/test.sh [lint] [core] [mindspore] [torch] [emulated] [repository]      # without names: all of them
 #
 # The last line tells how many tests passed and failed. A stage that executed no test counts as failed.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-all=(lint core mindspore emulated repository)
+all=(lint core mindspore torch emulated repository)
 case "${1:-}" in --help | -h) sed -n '2,6s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
 stages=("$@")
 [ $# -gt 0 ] || stages=("${all[@]}")
@@ -17,8 +17,12 @@ for stage in "${stages[@]}"; do
     exit 2
   fi
 done
-source "$root/scripts/environment.sh" || exit 1
+layers=base
+if [[ " ${stages[*]} " =~ " torch "|" emulated " ]]; then layers="base torch"; fi
+HYPER_PP_LAYERS="$layers" source "$root/scripts/environment.sh" || exit 1
 cd "$root"
+# With torch-npu installed and no CANN, torch does not load unless told not to look for it.
+export TORCH_DEVICE_BACKEND_AUTOLOAD="${TORCH_DEVICE_BACKEND_AUTOLOAD:-0}"
 export GLOG_v="${GLOG_v:-3}" OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 
 reports="$(mktemp -d "${TMPDIR:-/tmp}/hyper_pp-test.XXXXXX")"
@@ -55,6 +59,7 @@ stage_lint() {
 }
 stage_core() { run_pytest core tests/core; }
 stage_mindspore() { run_pytest mindspore tests/on_mindspore; }
+stage_torch() { run_pytest torch tests/on_torch_npu; }
 stage_emulated() {
   if [ "$(uname -m)" != x86_64 ]; then echo "skipped: the emulated CANN needs x86-64 (got $(uname -m))"; return; fi
   if ! command -v g++ >/dev/null; then echo "skipped: the emulated CANN needs g++ (got none)"; return; fi
