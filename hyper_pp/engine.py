@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
-from hyper_pp.actions import Action, AnyOp, CustomOp, Op, declare_op
+from hyper_pp.actions import Action, AnyOp, CustomOp, Op, Order, declare_op
 from hyper_pp.body import BodyRunner
 from hyper_pp.boundary import Boundaries, Delivery, Packed
 from hyper_pp.dependencies import Dependencies
@@ -25,7 +25,7 @@ Handler = Callable[[Action], None]
 
 EVALUATION_OPS = frozenset({Op.F, Op.SEND_F, Op.RECV_F, Op.BCAST_T, Op.TF, Op.SEND_TF, Op.RECV_TF})
 # Sends that may be under way to one peer before the oldest is waited for: enough to keep a link busy, few enough that
-# their tensors don't add up.
+# their tensors don't add up. As many as the transport's lookahead where that is more.
 MAX_OUTSTANDING_SENDS = 4
 _NOTHING = StepInputs({}, {}, ())
 
@@ -89,9 +89,9 @@ class PipelineEngine:
         order = plan.orders[rank]
         self._orders = {True: order, False: tuple(action for action in order if action.op in EVALUATION_OPS)}
         # Once shapes are agreed, receives may stand earlier where the transport gains by it.
-        lookahead = 0 if dynamic_shapes or not overlap_p2p else transport.lookahead
-        self._settled_orders = {kind: receives_earlier(order, lookahead) for kind, order in self._orders.items()}
-        self._settled: set[bool] = set()
+        self._may_settle = overlap_p2p and not dynamic_shapes
+        self._settled_orders: dict[bool, Order] = {}
+        self._max_sends = MAX_OUTSTANDING_SENDS
         self.preprocess = PreprocessRunner(self, preprocess, seed) if plan.transpose is not None else None
         self.body = BodyRunner(self, stages, loss)
         self._handlers: dict[AnyOp, Handler] = {
@@ -174,7 +174,7 @@ class PipelineEngine:
                 gradients are as they were before, and every other rank is told to end with this cause.
         """
         training = step.training
-        order = (self._settled_orders if training in self._settled else self._orders)[training]
+        order = self._settled_orders.get(training, self._orders[training])
         handlers = self._handlers
         for planned in order:
             if planned.op not in handlers:
@@ -199,10 +199,17 @@ class PipelineEngine:
         finally:
             result = self.result
             self._begin(_NOTHING)
-        self._settled.add(training)
+        if self._may_settle and training not in self._settled_orders:
+            self._settle(training)
         if step.training:
             self.num_steps += 1
         return result
+
+    def _settle(self, training: bool) -> None:
+        """Let receives stand as early, and as many sends be under way, as the transport says for what it has seen."""
+        lookahead = self.transport.lookahead
+        self._settled_orders[training] = receives_earlier(self._orders[training], lookahead)
+        self._max_sends = max(MAX_OUTSTANDING_SENDS, lookahead)
 
     # -- running -------------------------------------------------------------------------------------------------
 
@@ -273,5 +280,5 @@ class PipelineEngine:
             return
         sends = self._sends.setdefault(peer, deque())
         sends.append(pending)
-        if len(sends) > MAX_OUTSTANDING_SENDS:
+        if len(sends) > self._max_sends:
             sends.popleft().wait()

@@ -147,7 +147,11 @@ class Transport(Protocol):
 
     rank: int
     num_ranks: int
-    lookahead: int  # receives that the engine may post ahead of the plan; 0 where all transfers share one queue
+    # Receives that the engine may post ahead of the plan; 0 where all transfers share one queue. Asked after a first
+    # step, so that it may depend on the size of the messages.
+    @property
+    def lookahead(self) -> int:
+        """Receives that may be posted ahead."""
 
     def send(self, tensors: Sequence[Tensor], peer: int) -> Pending:
         """Start sending; any dtype, layout and size, or TypeError that lists what can be carried."""

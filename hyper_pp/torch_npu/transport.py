@@ -12,6 +12,7 @@ from hyper_pp.protocols import TensorSpec
 from hyper_pp.torch_npu.tensors import DTYPES
 
 Tensor = torch.Tensor
+MIN_AHEAD, MAX_AHEAD, AHEAD_BYTES = 4, 64, 8 * 2**20  # receives posted ahead of their place
 BUCKET_BYTES = 32 * 2**20  # few large messages, without doubling the memory of a large block
 
 # What both hccl and gloo carry as it is. Anything else travels as its bytes.
@@ -67,9 +68,8 @@ class TorchTransport:
         if group is None and dist.is_initialized():
             group = dist.group.WORLD
         self.group = group
-        # On gloo a receive that waits holds up nothing; on hccl it holds up the stream.
-        self.lookahead = 4 if torch.device(device).type == "cpu" else 0
-        self.device = device
+        self._largest = 1  # bytes of the largest message so far
+        self.device = torch.device(device)
         self.rank = 0 if group is None else dist.get_rank(group)
         self.num_ranks = 1 if group is None else dist.get_world_size(group)
         # In a subgroup the pipeline's rank 1 may be the job's rank 2.
@@ -106,6 +106,17 @@ class TorchTransport:
             for peer in peers:
                 self._channel.count(peer, 1, 1)
 
+    @property
+    def lookahead(self) -> int:
+        """Receives that may be posted ahead of their place, as many as have room in little memory.
+
+        On gloo a receive that waits holds up nothing, and a message whose receive is posted needs no announcement. On
+        hccl it would hold up the stream.
+        """
+        if self.device.type != "cpu":
+            return 0
+        return max(MIN_AHEAD, min(MAX_AHEAD, AHEAD_BYTES // self._largest))
+
     # -- messages --------------------------------------------------------------------------------------------------
 
     def send(self, tensors: Sequence[Tensor], peer: int) -> Sent:
@@ -129,6 +140,7 @@ class TorchTransport:
             wire = tensor if tensor.dtype in _NATIVE else _bytes_of(tensor)
             if wire.numel():
                 works.append(self.group.recv([wire], peer, 0))
+        self._largest = max(self._largest, sum([tensor.nbytes for tensor in tensors]))
         return Received(works, tensors)
 
     def send_object(self, value: Any, peer: int) -> None:
