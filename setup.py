@@ -26,7 +26,7 @@ def read_version() -> str:
 setup(
     name="hyper_pp",
     version=read_version(),
-    description="Pipeline-parallel training for MindSpore: schedules as data, proved before they run",
+    description="Pipeline-parallel training for MindSpore and torch_npu: schedules as data, proved before they run",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",

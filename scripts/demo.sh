@@ -5,7 +5,7 @@
 #     bash scripts/demo.sh [TEXT FILE…]      # without files: the sources of Python's standard library
 #
 # Exit status 1 if any loss differs from one process by more than 1e-4, relatively, or the loss fell by less than 1 nat.
-# HYPER_PP_DEMO_STEPS (60) is the number of steps.
+# HYPER_PP_DEMO_STEPS (50) is the number of steps.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -24,7 +24,7 @@ ranks=4 chunks=2 micro_batches=8
 work="$(mktemp -d "${TMPDIR:-/tmp}/hyper_pp-demo.XXXXXX")"
 trap 'rm -rf "$work"' EXIT
 cd "$work"
-training=(--device CPU --steps "${HYPER_PP_DEMO_STEPS:-60}" --seed 1)
+training=(--device CPU --steps "${HYPER_PP_DEMO_STEPS:-50}" --seed 1)
 started=$SECONDS
 headline() { printf '\n== %s (%d s so far)\n' "$*" "$((SECONDS - started))"; }
 
