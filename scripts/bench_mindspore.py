@@ -102,7 +102,10 @@ def main() -> int:
         return sum(losses[1:], losses[0]), total
 
     ways = {"pipeline": run_pipeline, "bare": run_bare, "value_and_grad": run_value_and_grad}
-    results = {name: [value.asnumpy() for value in (lambda pair: [pair[0], *pair[1]])(run())] for name, run in ways.items()}
+    results = {}
+    for name, run in ways.items():
+        loss, grads = run()
+        results[name] = [loss.asnumpy(), *(grad.asnumpy() for grad in grads)]
     for name, values in results.items():
         worst = max(float(np.abs(a - b).max()) for a, b in zip(values, results["bare"]))
         assert worst < 1e-5, f"{name} gives another result than the bare loop (largest difference {worst})"

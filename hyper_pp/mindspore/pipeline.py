@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mindspore import Parameter, Tensor, get_seed, mint, nn
+from mindspore import Parameter, Tensor, get_seed, nn
 
 from hyper_pp.choose import ScheduleChoice, choose_plan
 from hyper_pp.engine import PipelineEngine
@@ -251,9 +251,12 @@ class PipelineCell(nn.Cell):
                     known = found.get(id(parameter))
                     found[id(parameter)] = gradient if known is None else self._tensors.add(known, gradient)
         return tuple(
-            found[id(parameter)] if id(parameter) in found else mint.zeros_like(parameter)
+            found[id(parameter)] if id(parameter) in found else self._zeros_like(parameter)
             for parameter in self.trainable_params()
         )
+
+    def _zeros_like(self, parameter: Parameter) -> Tensor:
+        return self._tensors.full(self._tensors.spec(parameter), 0.0)
 
     def clear_gradients(self) -> None:
         """Forget the accumulated gradients."""
