@@ -3,7 +3,7 @@
 import traceback
 
 import numpy as np
-from msrun_launch import report
+from msrun_launch import report, settle
 
 BATCH = 9
 
@@ -52,6 +52,7 @@ def run_case(case, num_ranks, inputs, target):
 
 def main():
     ms.set_context(mode=ms.PYNATIVE_MODE, device_target="CPU")
+    ms.runtime.launch_blocking()  # many times faster on CPU, where the threads of the pipeline fight for cores
     num_ranks = 1
     if int(os.environ.get("MS_WORKER_NUM", 1)) > 1:
         init()
@@ -67,6 +68,8 @@ def main():
 
 if __name__ == "__main__":
     import os
+
+    settle()
 
     import mindspore as ms
     from mindspore.communication import get_group_size, init
