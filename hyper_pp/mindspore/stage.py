@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy
 from mindspore import Parameter, Tensor, nn
 
 from hyper_pp.mindspore import autograd, random, split_backward
@@ -13,6 +14,7 @@ from hyper_pp.protocols import TensorSpec, Value
 from hyper_pp.tree import flatten, unflatten
 
 _LOG = logging.getLogger("hyper_pp")
+SMALL = 65536  # elements; counters and running statistics are smaller, weights of a frozen tower mostly aren't
 _TENSORS = MindSporeTensors()
 
 
@@ -59,6 +61,7 @@ class CellStage:
         self._dropouts = [cell for cell in self._cells if isinstance(cell, nn.Dropout)]
         self._gradients: dict[int, Tensor] = {}  # by position in self._parameters
         self._told_whole = False
+        self._large_state: set[int] | None = None  # positions of large buffers that a forward changes; None: not known
 
     def forward(
         self,
@@ -199,17 +202,27 @@ class CellStage:
 
     @contextlib.contextmanager
     def _buffers_kept(self) -> Iterator[None]:
+        """Put buffers back afterwards. Of the large ones, copy only those that the first run was seen to change."""
         frozen = [parameter for parameter in self._parameters if not parameter.requires_grad]
         registered = self._registered_buffers()
-        values = [_copy(buffer) for buffer in [*frozen, *(buffer for _, _, buffer in registered)]]
+        buffers = [*frozen, *(buffer for _, _, buffer in registered)]
+        large = {position for position, buffer in enumerate(buffers) if buffer.size > SMALL}
+        left_alone = set() if self._large_state is None else large - self._large_state
+        values = {at: _copy(buffer) for at, buffer in enumerate(buffers) if at not in left_alone}
         try:
             yield
         finally:
+            if self._large_state is None:
+                self._large_state = {at for at in large if not _same(buffers[at], values[at])}
             for cell, name, buffer in registered:
                 cell._buffers[name] = buffer
             # Not in place: a graph that was recorded inside the block may still need the values of then.
-            for buffer, value in zip([*frozen, *(buffer for _, _, buffer in registered)], values):
-                buffer.assign_value(value)
+            for position, value in values.items():
+                buffers[position].assign_value(value)
+
+
+def _same(left: Tensor, right: Tensor) -> bool:
+    return bool(numpy.array_equal(left.asnumpy(), right.asnumpy(), equal_nan=left.is_floating_point()))
 
 
 def _detached(tensor: Tensor) -> Tensor:
