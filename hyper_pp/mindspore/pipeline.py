@@ -178,6 +178,7 @@ class PipelineCell(nn.Cell):
         owned_block = [model.block] if model.block is not None and rank == 0 else []
         self._owned = (*owned_block, *model.stages.values(), *([loss_fn] if rank == self._last_rank else []))
         self._replica = model.block if rank != 0 else None
+        self._block = block
         if block is not None and num_ranks > 1:
             self._transport.broadcast(block.buffers(), 0)
 
@@ -186,6 +187,7 @@ class PipelineCell(nn.Cell):
     def construct(self, *inputs: Any, **kwargs: Any) -> Tensor:
         """Run one training step; return the mean loss."""
         step = self._batches.split(inputs, kwargs, training=True)
+        self._follow_buffers()
         return self._mean_loss(self._engine.run(step), step)
 
     def eval_step(self, *inputs: Any, **kwargs: Any) -> tuple[Tensor, Any]:
@@ -200,6 +202,7 @@ class PipelineCell(nn.Cell):
             graph or changed state is left.
         """
         step = self._batches.split(inputs, kwargs, training=False)
+        self._follow_buffers()
         modes = [(cell, cell.training) for top in self._cells_here() for _, cell in top.cells_and_names()]
         for cell, _ in modes:
             cell.training = False
@@ -211,6 +214,11 @@ class PipelineCell(nn.Cell):
         loss = self._mean_loss(result, step)
         outputs = [result.outputs[m] for m in sorted(result.outputs)]
         return loss, merge(outputs, self._output_concat_dim, self._tensors) if outputs else None
+
+    def _follow_buffers(self) -> None:
+        # Only rank 0's forwards count in the block's buffers; the replicas follow.
+        if self._block is not None and self._transport.num_ranks > 1:
+            self._transport.broadcast(self._block.small_buffers(), 0)
 
     def _mean_loss(self, result: StepResult, step: StepInputs) -> Tensor:
         order = sorted(result.losses)

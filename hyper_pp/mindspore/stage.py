@@ -151,6 +151,10 @@ class CellStage:
         frozen = [parameter for parameter in self._parameters if not parameter.requires_grad]
         return frozen + [buffer for _, _, buffer in self._registered_buffers()]
 
+    def small_buffers(self) -> list[Tensor]:
+        """Return the buffers that may change as a model trains: counters and running statistics, not frozen weights."""
+        return [buffer for buffer in self.buffers() if buffer.size <= SMALL]
+
     def gradients(self) -> list[Tensor | None]:
         """Return the accumulated gradients, aligned with :meth:`parameters`; nothing changes them later."""
         return [self._gradients.get(index) for index in self._positions()]

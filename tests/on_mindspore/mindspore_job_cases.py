@@ -348,6 +348,30 @@ def a_buffer_counts_each_forward_once_whatever_is_recomputed():
         close(layers[0].count, [float(own)])
 
 
+class AddsItsCount(Counting):
+    """Counts its forwards while it trains; in evaluation, adds the count."""
+
+    def construct(self, x):
+        if self.training:
+            return super().construct(x)
+        return x * self.weight + self.count
+
+
+@case
+def replicas_of_the_block_evaluate_with_the_buffers_of_rank_0():
+    count, block = get_group_size(), AddsItsCount()
+    layers = [Scale(1.0) for _ in range(count)]
+    net = PipelineCell(layers, lambda output, target: output.mean(), micro_size=4, schedule="mpipe", preprocess=block)
+    net.set_train(True)
+    net(ones(4), ones(4))
+    expected = 1 + {2: 3, 4: 1}[count]  # rank 0 runs micro-batch 0 and those beyond the transposed ones
+    loss, outputs = net.eval_step(ones(4), ones(4))
+    close(loss, expected)
+    close(block.count, [expected - 1.0])
+    if outputs is not None:
+        close(outputs, np.full((4, 1), expected))
+
+
 @case
 def evaluation_between_steps_changes_nothing():
     inputs, target = batch(9)

@@ -282,9 +282,18 @@ def test_a_micro_batch_without_valid_tokens_contributes_nothing():
     assert net.gradients()[0].asnumpy() == pytest.approx([1.0])
 
 
-class Shift(nn.Cell):
-    def construct(self, x, shift=0.0, table=None):
-        return x + shift + (0.0 if table is None else table.sum())
+def test_a_half_precision_loss_keeps_its_value_and_has_no_dimension():
+    x = Tensor(np.full((4, 1), 2.5, np.float16))
+    net = PipelineCell([Tap()], lambda output, target: output.astype(ms.float16).mean(), micro_size=2, schedule="gpipe")
+    for loss in (net(x, x), net.eval_step(x, x)[0]):
+        assert (float(loss.asnumpy()), loss.shape) == (2.5, ())
+
+
+def test_a_mean_that_the_device_lacks_is_an_error_naming_the_dtype():
+    x = Tensor(np.full((4, 1), 2.5, np.float32))
+    net = PipelineCell([Tap()], lambda output, target: output.astype(ms.bfloat16).mean(), micro_size=2)
+    with pytest.raises(PipelineError, match=r"rank 0: 0F0 \(.*step 0\) failed: .*BFloat16"):
+        net(x, x)
 
 
 def test_keywords_batch_dimensions_and_nesting_reach_stage_0():
