@@ -609,6 +609,12 @@ static bool inside(std::map<uintptr_t, size_t>& m, const void* p) {
     --it;
     return (uintptr_t)p < it->first + it->second;
 }
+// With FAKE_NPU_POISON=1 fresh memory is NaN in every float type: shows reads of unwritten memory.
+static void poisonFresh(void* p, size_t n) {
+    static int poison = envInt("FAKE_NPU_POISON", 0);
+    if (poison)
+        memset(p, 0xFF, n);
+}
 static aclError devAlloc(void** p, size_t n) {
     std::lock_guard<std::mutex> l(gMemMu);
     if (n == 0 || gUsed + n > totalMem())
@@ -616,9 +622,7 @@ static aclError devAlloc(void** p, size_t n) {
     void* q = mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (q == MAP_FAILED)
         return ACL_ERROR_RT_MEMORY_ALLOCATION;
-    static int poison = envInt("FAKE_NPU_POISON", 0);
-    if (poison)
-        memset(q, 0xFF, n);  // NaN in every float type: shows reads of unwritten memory
+    poisonFresh(q, n);
     devBlocks()[(uintptr_t)q] = n;
     gUsed += n;
     *p = q;
@@ -707,7 +711,10 @@ EXP aclError aclrtFreePhysical(aclrtDrvMemHandle h) {
     delete (size_t*)h;
     return 0;
 }
-EXP aclError aclrtMapMem(void*, size_t, size_t, aclrtDrvMemHandle, uint64_t) {
+// MindSpore's memory pool takes its memory this way, not by aclrtMalloc.
+EXP aclError aclrtMapMem(void* p, size_t n, size_t, aclrtDrvMemHandle, uint64_t) {
+    TRACE("map %p %zu bytes", p, n);
+    poisonFresh(p, n);
     return 0;
 }
 EXP aclError aclrtUnmapMem(void*) {
