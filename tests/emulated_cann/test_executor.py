@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+import launch
 import pytest
 
 from hyper_pp import ScheduleError, verify
 
-launch = pytest.importorskip("launch")
 REASON = launch.why_not()
 if REASON is not None:
     pytest.skip(REASON, allow_module_level=True)

@@ -4,10 +4,10 @@ import json
 import re
 from pathlib import Path
 
+import launch
 import numpy as np
 import pytest
 
-launch = pytest.importorskip("launch")
 REASON = launch.why_not()
 if REASON is not None:
     pytest.skip(REASON, allow_module_level=True)

@@ -18,10 +18,6 @@ def close(found, expected, rtol=1e-5, atol=1e-6):
     np.testing.assert_allclose(found, expected, rtol=rtol, atol=atol)
 
 
-def gradients_by_name(net):
-    return dict(zip([parameter.name for parameter in net.trainable_params()], net.gradients()))
-
-
 def main():
     ms.set_context(mode=ms.PYNATIVE_MODE, device_target="CPU")
     ms.runtime.launch_blocking()
@@ -41,7 +37,7 @@ if __name__ == "__main__":
 import mindspore as ms  # noqa: E402 - after the core was chosen
 from mindspore import Parameter, Tensor, nn, ops  # noqa: E402 - likewise
 from mindspore.communication import get_group_size, get_rank, init  # noqa: E402 - likewise
-from small_models import FEATURES, batch, mean_square, one_process, residual_layers  # noqa: E402 - likewise
+from small_models import FEATURES, batch, gradients_by_name, mean_square, one_process, residual_layers  # noqa: E402
 
 from hyper_pp.mindspore import PipelineCell  # noqa: E402 - likewise
 

@@ -36,6 +36,11 @@ def batch(size, seed=7):
     )
 
 
+def gradients_by_name(net):
+    """Return a pipeline's accumulated gradients on this rank, by parameter name."""
+    return dict(zip([parameter.name for parameter in net.trainable_params()], net.gradients(), strict=True))
+
+
 def one_process(count, inputs, target, num_micro_batches=1, weights=None):
     """Loss and weight gradients of ``count`` residual layers under ``mean_square``, in float64.
 
