@@ -96,7 +96,7 @@ wait_for_ever()
             )
 
 
-def test_all_ranks_end_within_two_seconds_of_the_abort(run):
+def test_all_ranks_end_within_seconds_of_the_abort(run):
     body = """
 if rank == 1:
     channel.abort("reason")
@@ -106,7 +106,7 @@ wait_for_ever()
     job = run(body)
     results = job.finish()
     assert [code for code, _, _ in results] == [1, 1, 1]
-    assert time.time() - float(results[1][1]) < 2.0
+    assert time.time() - float(results[1][1]) < 10.0
 
 
 def test_an_uncaught_exception_ends_all_ranks(run):
