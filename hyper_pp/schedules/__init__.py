@@ -11,8 +11,10 @@ from typing import Any
 from hyper_pp.actions import Orders
 from hyper_pp.schedules.gpipe import gpipe_orders
 from hyper_pp.schedules.interleaved import interleaved_orders
+from hyper_pp.schedules.interleaved_zb import interleaved_zb_orders
 from hyper_pp.schedules.mpipe import mpipe_orders
 from hyper_pp.schedules.one_f_one_b import one_f_one_b_orders
+from hyper_pp.schedules.zbv import zbv_orders
 from hyper_pp.shape import PipelineShape, Placement
 from hyper_pp.transpose import Transpose
 
@@ -50,6 +52,18 @@ SCHEDULES: Mapping[str, Schedule] = {
             "1F1B over several chunks per rank, for any number of micro-batches",
             interleaved_orders,
             ("less_memory",),
+        ),
+        Schedule(
+            "interleaved_zb",
+            "interleaved with the backward split in I and W, W held back on later ranks",
+            interleaved_zb_orders,
+        ),
+        Schedule(
+            "zbv",
+            "zero bubble on V placement, two chunks per rank, the backward split in I and W",
+            zbv_orders,
+            placement="v",
+            num_chunks=2,
         ),
         Schedule(
             "mpipe",

@@ -44,8 +44,9 @@ SHAPE = ("--ranks", 2, "--micro-batches", 3)
 def test_schedules_lists_every_schedule_with_a_line(run):
     status, out, err = run("schedules")
     assert (status, err) == (0, "")
-    assert [line.split()[0] for line in out.splitlines()][:4] == ["gpipe", "1f1b", "interleaved", "mpipe"]
-    assert out.splitlines()[0] == "gpipe        F-then-B: all forwards, then all backwards"
+    names = [line.split()[0] for line in out.splitlines()]
+    assert names[:6] == ["gpipe", "1f1b", "interleaved", "interleaved_zb", "zbv", "mpipe"]
+    assert out.splitlines()[0] == "gpipe           F-then-B: all forwards, then all backwards"
 
 
 def test_build_prints_a_lowered_plan_as_json(run):
@@ -212,7 +213,7 @@ def test_help_names_the_commands(run):
 
 # ---- bad input ----
 
-KNOWN = "gpipe, 1f1b, interleaved, mpipe"
+KNOWN = "gpipe, 1f1b, interleaved, interleaved_zb, zbv, mpipe"
 
 
 @pytest.mark.parametrize(

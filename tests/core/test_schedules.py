@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hyper_pp import Plan, verify
+from hyper_pp import Costs, Plan, simulate, verify
 from hyper_pp.schedules import SCHEDULES
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.json"))
@@ -77,6 +77,36 @@ def test_less_memory_warms_up_with_one_forward_per_later_rank_instead_of_two():
     assert (full, less) == ((11, 9, 7, 5), (8, 7, 6, 5))
 
 
+def test_interleaved_zb_holds_back_as_many_weight_gradients_as_there_are_ranks_before():
+    assert orders_of("interleaved_zb", 3, 1, 4) == [
+        "0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3",
+        "1F0 1F1 1I0 1F2 1I1 1W0 1F3 1I2 1W1 1I3 1W2 1W3",
+        "2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3",
+    ]
+
+
+def test_interleaved_zb_takes_less_time_than_interleaved_with_less_memory():
+    costs = Costs(F=1, B=2, I=1, W=1)
+    zero_bubble = simulate(Plan.build("interleaved_zb", 4, 1, 8), costs)
+    whole = simulate(Plan.build("interleaved", 4, 1, 8, less_memory=True), costs)
+    assert (zero_bubble.step_time, whole.step_time) == (27, 33)
+    assert zero_bubble.peak_activations == (4, 4, 4, 4)
+
+
+def test_zbv_lays_out_2p_minus_1_micro_batches_and_leaves_out_what_is_missing():
+    assert orders_of("zbv", 2, 2, 3) == [
+        "0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 3F2 3I2 3W2 0I1 0W1 0I2 0W2",
+        "1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1I1 2I2 1I2 1W1 2W2 1W2",
+    ]
+    assert orders_of("zbv", 2, 2, 1) == ["0F0 3F0 3I0 3W0 0I0 0W0", "1F0 2F0 2I0 2W0 1I0 1W0"]
+
+
+def test_zbv_has_bubbles_only_where_it_fills_and_drains():
+    simulation = simulate(Plan.build("zbv", 4, 2, 8))
+    assert simulation.idle == (3, 3, 3, 3)
+    assert simulation.peak_activations == (8, 8, 8, 8)
+
+
 def test_mpipe_spreads_the_first_forwards_of_the_block_and_recomputes_them_on_rank_0():
     assert orders_of("mpipe", 2, 1, 3) == [
         "0BCAST_T 0TF0 0RECV_TF1 0RECV_TX1 0F0 0F1 0TF2 0F2 0B0 0TB0 0B1 0TB1 0B2",
@@ -115,7 +145,7 @@ def test_the_owner_of_a_transposed_micro_batch_is_its_rank_and_rank_0_owns_the_o
 # ---- golden files ----
 
 
-@pytest.mark.parametrize("path", [path for path in GOLDEN if path.stem.split("_p")[0] not in ("zbv", "interleaved_zb")])
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
 def test_orders_equal_the_golden_file_action_for_action(path):
     golden = json.loads(path.read_text())
     options = {}
@@ -133,7 +163,7 @@ def test_orders_equal_the_golden_file_action_for_action(path):
 
 
 def test_the_golden_files_of_every_schedule_were_found():
-    names = {"1f1b": 4, "gpipe": 4, "interleaved": 5, "mpipe": 15}
+    names = {"1f1b": 4, "gpipe": 4, "interleaved": 5, "interleaved_zb": 5, "mpipe": 15, "zbv": 3}
     found = [json.loads(path.read_text())["schedule"] for path in GOLDEN]
     assert {name: found.count(name) for name in names} == names
 
@@ -144,7 +174,8 @@ OPTIONS = {
     "interleaved": [{}, {"less_memory": True}],
     "mpipe": [{}, {"explicit_backward": True}, {"frozen": True}, {"less_memory": True, "frozen": True}],
 }
-CASES = [(name, options) for name in ("gpipe", "1f1b", "interleaved", "mpipe") for options in OPTIONS.get(name, [{}])]
+NAMES = ("gpipe", "1f1b", "interleaved", "interleaved_zb", "zbv", "mpipe")
+CASES = [(name, options) for name in NAMES for options in OPTIONS.get(name, [{}])]
 shapes = st.tuples(st.integers(1, 8), st.integers(1, 4), st.integers(1, 24))
 
 
@@ -154,10 +185,11 @@ def test_every_rank_runs_each_forward_and_backward_of_its_stages_once(shape, cas
     (name, options), (p, v, m) = case, shape
     v = SCHEDULES[name].num_chunks or v
     plan = Plan.build(name, p, v, m, compute_only=True, **options)
+    ops = "FIW" if name in ("interleaved_zb", "zbv") else "FB"
     for rank, order in enumerate(plan.orders):
-        body = [str(action) for action in order if action.op.value in "FB"]
-        stages = [chunk * p + rank for chunk in range(v)]
-        assert sorted(body) == sorted(f"{s}{op}{n}" for s in stages for op in "FB" for n in range(m))
+        body = [str(action) for action in order if action.op.value in ("F", "B", "I", "W")]
+        stages = [rank, 2 * p - 1 - rank] if name == "zbv" else [chunk * p + rank for chunk in range(v)]
+        assert sorted(body) == sorted(f"{s}{op}{n}" for s in stages for op in ops for n in range(m))
 
 
 @pytest.mark.parametrize("name, options", CASES)
@@ -186,7 +218,7 @@ def test_the_same_arguments_give_the_same_plan():
 @pytest.mark.parametrize(
     "arguments, options, message",
     [
-        (("nope", 2, 1, 2), {}, r"unknown schedule 'nope' \(known: gpipe, 1f1b, interleaved, mpipe"),
+        (("nope", 2, 1, 2), {}, r"unknown schedule 'nope' \(known: gpipe, 1f1b, interleaved, interleaved_zb, zbv"),
         (("1f1b", 2, 2, 2), {}, r"1f1b takes num_chunks=1 \(got 2\)"),
         (("gpipe", 2, 1, 2), {"frozen": True}, r"gpipe has no option frozen \(it takes: none\)"),
         (("interleaved", 2, 1, 2), {"owners": 1}, r"interleaved has no option owners \(it takes: less_memory\)"),
