@@ -21,10 +21,10 @@ StageKey = tuple[int, int]  # stage, micro-batch
 class Forwarded:
     """What a stage's forward leaves for its backward."""
 
+    stage: Stage  # runs the backward: the loss function where its graph continues the last stage's
     tape: Tape
     needs_grad: Sequence[bool]  # for each tensor of the input: its gradient travels on
     output_specs: tuple[TensorSpec, ...]  # requires_grad: its gradient comes back
-    loss_tape: Tape | None = None
 
 
 class BodyRunner:
@@ -52,6 +52,7 @@ class BodyRunner:
         self._forwarded: dict[StageKey, Forwarded] = {}
         self._output_grads: dict[StageKey, list[Tensor] | Pending] = {}
         self._input_grads: dict[StageKey, list[Tensor]] = {}
+        self._weight_grads: dict[tuple[TensorSpec, float], Tensor] = {}  # the losses' gradients; mostly one for all
 
     def handlers(self) -> dict[AnyOp, Callable[[Action], None]]:
         """Return the handler of every op of the body."""
@@ -76,9 +77,9 @@ class BodyRunner:
         output, tape = self.stages[stage].forward(args, kwargs, needs_grad=needs_grad, record=training)
         packed = self._engine.pack(output, tape.requires_grad if tape is not None else ())
         if tape is not None:
-            self._forwarded[stage, m] = Forwarded(tape, needs_grad, packed.header.specs)
+            self._forwarded[stage, m] = Forwarded(self.stages[stage], tape, needs_grad, packed.header.specs)
         if stage == self._last_stage:
-            self._finish_forward(m, output, packed.header.specs)
+            self._finish_forward(m, output)
         elif self._is_local(stage + 1):
             self._inputs[stage + 1, m] = Delivery(output, [spec.requires_grad for spec in packed.header.specs])
         else:
@@ -93,16 +94,19 @@ class BodyRunner:
         args, kwargs = self._engine.step.inputs[m]
         return args, kwargs, self._all_false(args)
 
-    def _finish_forward(self, m: int, output: Value, specs: Sequence[TensorSpec]) -> None:
+    def _finish_forward(self, m: int, output: Value) -> None:
         """Compute the micro-batch's loss, and keep what is wanted of the output."""
-        if self._engine.step.keep_outputs:
+        step = self._engine.step
+        if step.keep_outputs:
             self._engine.result.outputs[m] = output
-        if self.loss is None or (m not in self._engine.step.targets and not self._engine.step.training):
+        if self.loss is None or (m not in step.targets and not step.training):
             return
-        target = self._engine.step.targets[m]
-        needs_grad = (*[spec.requires_grad for spec in specs], *self._all_false(target))
-        loss, loss_tape = self.loss.forward(
-            (output, target), self._engine.step.loss_kwargs, needs_grad=needs_grad, record=self._engine.step.training
+        args = output, step.targets[m]
+        # The loss of a micro-batch without valid tokens may be NaN: of weight 0 nothing is differentiated.
+        forwarded = self._forwarded.get((self._last_stage, m)) if step.training and step.weights[m] != 0 else None
+        below = None if forwarded is None else forwarded.tape
+        loss, tape = self.loss.forward(
+            args, step.loss_kwargs, needs_grad=self._all_false(args), record=below is not None, continues=below
         )
         if not self._tensors.is_tensor(loss) or self._tensors.spec(loss).shape != ():
             what = f"shape {list(self._tensors.spec(loss).shape)}" if self._tensors.is_tensor(loss) else repr(loss)
@@ -110,27 +114,27 @@ class BodyRunner:
                 f"the loss must be a scalar tensor of shape () (got {what}): reduce it in the loss function"
             )
         self._engine.result.losses[m] = loss
-        if loss_tape is not None:
-            self._forwarded[self._last_stage, m].loss_tape = loss_tape
+        if forwarded is not None and tape is not None:
+            forwarded.stage, forwarded.tape = self.loss, tape
 
     # -- backward ------------------------------------------------------------------------------------------------
 
     def _backward(self, action: Action) -> None:
         stage, m, forwarded, grads = self._take_output_grads(action)
-        self._pass_input_grads(stage, m, forwarded, self.stages[stage].backward(forwarded.tape, grads))
+        self._pass_input_grads(stage, m, forwarded, forwarded.stage.backward(forwarded.tape, grads))
 
     def _backward_input(self, action: Action) -> None:
         stage, m, forwarded, grads = self._take_output_grads(action)
         self._forwarded[stage, m] = forwarded
-        self._pass_input_grads(stage, m, forwarded, self.stages[stage].backward_input(forwarded.tape, grads))
+        self._pass_input_grads(stage, m, forwarded, forwarded.stage.backward_input(forwarded.tape, grads))
 
     def _backward_weight(self, action: Action) -> None:
         assert action.micro_batch is not None
         forwarded = self._forwarded.pop((action.stage, action.micro_batch))
-        self.stages[action.stage].backward_weight(forwarded.tape)
+        forwarded.stage.backward_weight(forwarded.tape)
 
     def _take_output_grads(self, action: Action) -> tuple[int, int, Forwarded, list[Tensor | None]]:
-        """Return the gradients of a stage's output, aligned with its tensors."""
+        """Return the gradients that a stage's backward starts from, aligned with the tensors of its output."""
         stage, m = action.stage, action.micro_batch
         assert m is not None
         forwarded = self._forwarded.pop((stage, m))
@@ -141,15 +145,14 @@ class BodyRunner:
         return stage, m, forwarded, [next(grads) if spec.requires_grad else None for spec in forwarded.output_specs]
 
     def _loss_grads(self, m: int, forwarded: Forwarded) -> list[Tensor | None]:
-        """Return the weighted loss's gradient by the last stage's output."""
+        """Return the last stage's output gradients: the loss's weight, or zeros where the loss doesn't count."""
         weight = self._engine.step.weights[m]
-        specs = forwarded.output_specs
-        if weight == 0 or self.loss is None or forwarded.loss_tape is None:
-            # Not 0 times the gradient: the loss of a micro-batch without valid tokens may be NaN.
-            return [self._tensors.full(spec, 0.0) if spec.requires_grad else None for spec in specs]
-        spec = self._tensors.spec(self._engine.result.losses[m])
-        grads = self.loss.backward(forwarded.loss_tape, [self._tensors.full(spec, weight)])
-        return list(grads[: len(specs)])
+        if forwarded.stage is not self.loss:
+            return [self._tensors.full(spec, 0.0) if spec.requires_grad else None for spec in forwarded.output_specs]
+        key = self._tensors.spec(self._engine.result.losses[m]), weight
+        if key not in self._weight_grads:
+            self._weight_grads[key] = self._tensors.full(*key)
+        return [self._weight_grads[key]]
 
     def _pass_input_grads(self, stage: int, m: int, forwarded: Forwarded, grads: Sequence[Tensor | None]) -> None:
         wanted = [grad for grad, need in zip(grads, forwarded.needs_grad) if need and grad is not None]

@@ -82,6 +82,7 @@ class Stage(Protocol):
         record: bool,
         seed: int | None = None,
         keep_buffers: bool = False,
+        continues: Tape | None = None,
     ) -> tuple[Value, Tape | None]:
         """Run the forward on one micro-batch.
 
@@ -92,6 +93,9 @@ class Stage(Protocol):
             record: Keep what the backward needs. Without it, nothing is kept.
             seed: If given, random numbers are drawn from this seed and the generator's own state is put back.
             keep_buffers: Put the module's buffers back afterwards (a recompute must not count twice).
+            continues: Tape of the stage whose output the first tensors of ``args`` are. Both forwards then have one
+                backward, by the tape returned here: it accumulates the parameter gradients of both stages and returns
+                the gradients of that stage's inputs. No other tensor may need a gradient. Only with ``record``.
 
         Returns:
             The output, and the tape (None without ``record``).

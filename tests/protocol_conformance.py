@@ -152,6 +152,24 @@ def a_frozen_stage_without_wanted_gradients_has_none(kit):
     assert tape.requires_grad == (False,)
 
 
+def a_forward_that_continues_another_shares_its_backward(kit):
+    for halves in (False, True):
+        below, above = kit.scale_stage(3), kit.scale_stage(5)
+        args = kit.floats(1, 2), kit.integers(7)
+        output, tape = below.forward(args, {}, needs_grad=[True, False], record=True)
+        (x, ids), joined = above.forward(output, {}, needs_grad=[False, False], record=True, continues=tape)
+        assert (kit.values(x), kit.values(ids)) == ([15, 30], [7])
+        if halves:
+            grads = above.backward_input(joined, [kit.floats(10, 100), None])
+            assert (below.gradients(), above.gradients()) == ([None], [None])
+            above.backward_weight(joined)
+        else:
+            grads = above.backward(joined, [kit.floats(10, 100), None])
+        assert kit.values(grads[0]) == [150, 1500]
+        assert grads[1] is None
+        assert [kit.values(stage.gradients()[0]) for stage in (below, above)] == [[1050], [630]]
+
+
 def gradients_can_be_put_back(kit):
     stage = kit.scale_stage(1)
 
@@ -180,6 +198,7 @@ STAGE_CASES = [
     an_unrecorded_forward_leaves_nothing,
     a_frozen_stage_passes_gradients_on,
     a_frozen_stage_without_wanted_gradients_has_none,
+    a_forward_that_continues_another_shares_its_backward,
     gradients_can_be_put_back,
 ]
 

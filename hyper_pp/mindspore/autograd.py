@@ -5,9 +5,8 @@ sets the grad flag around the forward and calls the backward engine itself. ``Ce
 memory with every forward. Whether the interface is there is checked at first use.
 """
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import mindspore
@@ -81,7 +80,6 @@ def record(
     Returns:
         What the function returns; its tensors hold the graph.
     """
-    require_support()
     if custom_backward:
         _open_top_cell()
     with _flags(grad=True, enable=True):
@@ -90,35 +88,41 @@ def record(
 
 def run_unrecorded(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call ``function`` without leaving a graph, whatever flags surround the call."""
-    require_support()
     # The grad flag is set too: a Cell on which somebody called set_grad would else open a graph of its own, and leak.
     with _flags(grad=True, enable=False):
         return function(*args, **kwargs)
 
 
-@contextlib.contextmanager
-def _flags(grad: bool, enable: bool) -> Iterator[None]:
-    executor = _api().executor
-    before = executor.grad_flag(), executor.enable_grad()
-    executor.set_grad_flag(grad)
-    executor.set_enable_grad(enable)
-    try:
-        yield
-    finally:
-        executor.set_grad_flag(before[0])
-        executor.set_enable_grad(before[1])
+# Both are entered several times a micro-batch: as classes they cost half of what contextlib's generators do.
+class _flags:
+    __slots__ = ("_before", "_enable", "_executor", "_grad")
+
+    def __init__(self, grad: bool, enable: bool) -> None:
+        self._executor, self._grad, self._enable = _api().executor, grad, enable
+
+    def __enter__(self) -> None:
+        executor = self._executor
+        self._before = executor.grad_flag(), executor.enable_grad()
+        executor.set_grad_flag(self._grad)
+        executor.set_enable_grad(self._enable)
+
+    def __exit__(self, *exception: Any) -> None:
+        self._executor.set_grad_flag(self._before[0])
+        self._executor.set_enable_grad(self._before[1])
 
 
-@contextlib.contextmanager
-def no_grad() -> Iterator[None]:
+class no_grad:
     """Record nothing inside, whatever flags surround the block."""
-    executor = _api().executor
-    before = executor.enable_grad()
-    executor.set_enable_grad(False)
-    try:
-        yield
-    finally:
-        executor.set_enable_grad(before)
+
+    __slots__ = ("_before", "_executor")
+
+    def __enter__(self) -> None:
+        self._executor = _api().executor
+        self._before = self._executor.enable_grad()
+        self._executor.set_enable_grad(False)
+
+    def __exit__(self, *exception: Any) -> None:
+        self._executor.set_enable_grad(self._before)
 
 
 class _Identity(nn.Cell):

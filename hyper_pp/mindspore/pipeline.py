@@ -186,6 +186,7 @@ class PipelineCell(nn.Cell):
 
     def construct(self, *inputs: Any, **kwargs: Any) -> Tensor:
         """Run one training step; return the mean loss."""
+        autograd.require_support()
         step = self._batches.split(inputs, kwargs, training=True)
         self._follow_buffers()
         return self._mean_loss(self._engine.run(step), step)
@@ -201,6 +202,7 @@ class PipelineCell(nn.Cell):
             The mean loss on every rank, and the joined outputs on the last stage's rank, elsewhere None. No gradient,
             graph or changed state is left.
         """
+        autograd.require_support()
         step = self._batches.split(inputs, kwargs, training=False)
         self._follow_buffers()
         modes = [(cell, cell.training) for top in self._cells_here() for _, cell in top.cells_and_names()]

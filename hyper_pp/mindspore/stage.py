@@ -19,15 +19,31 @@ _TENSORS = MindSporeTensors()
 
 
 class CellTape:
-    """What a recorded forward leaves for its backward."""
+    """What a recorded forward leaves for its backward.
 
-    def __init__(self, leaves: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+    Args:
+        owners: The stages whose parameters the graph holds, with these parameters.
+        leaves: For each tensor of the positional inputs, the leaf whose gradient is wanted, or None.
+        outputs: The tensors of the output.
+    """
+
+    def __init__(
+        self,
+        owners: list[tuple["CellStage", list[Parameter]]],
+        leaves: Sequence[Tensor | None],
+        outputs: Sequence[Tensor],
+    ) -> None:
+        self.owners = owners
         self.requires_grad: tuple[bool, ...] = tuple(autograd.in_graph(output) for output in outputs)
         self.leaves: list[Tensor | None] | None = list(leaves)
         self.outputs = [output if use else None for output, use in zip(outputs, self.requires_grad)]
         self.specs = [_TENSORS.spec(output) for output in outputs]
         self.remainder: split_backward.Remainder | None = None
         self.whole: list[Tensor | None] | None = None  # weight gradients of a backward that couldn't be split
+
+    def parameters(self) -> list[Parameter]:
+        """Return the trainable parameters in the graph, each once."""
+        return list({id(parameter): parameter for _, owned in self.owners for parameter in owned}.values())
 
 
 class CellStage:
@@ -59,7 +75,7 @@ class CellStage:
         self._parameters = list(parameters)
         self._custom_backward = any(map(autograd.has_custom_backward, self._cells))
         self._dropouts = [cell for cell in self._cells if isinstance(cell, nn.Dropout)]
-        self._gradients: dict[int, Tensor] = {}  # by position in self._parameters
+        self._gradients: dict[int, Tensor] = {}  # by id of the parameter
         self._told_whole = False
         self._large_state: set[int] | None = None  # positions of large buffers that a forward changes; None: not known
 
@@ -72,6 +88,7 @@ class CellStage:
         record: bool,
         seed: int | None = None,
         keep_buffers: bool = False,
+        continues: CellTape | None = None,
     ) -> tuple[Value, CellTape | None]:
         """Run the forward on one micro-batch; see the protocol."""
         tensors, skeleton = flatten(args, _TENSORS.is_tensor)
@@ -79,11 +96,19 @@ class CellStage:
             autograd.leaf(tensor) if record and needs and tensor.is_floating_point() else None
             for tensor, needs in zip(tensors, needs_grad, strict=True)
         ]
-        inputs = [_detached(tensor) if leaf is None else leaf for tensor, leaf in zip(tensors, leaves)]
+        connected = [] if continues is None else continues.outputs  # stands in front of the other tensors
+        given = [*connected, *leaves[len(connected) :]]
+        inputs = [_detached(tensor) if use is None else use for tensor, use in zip(tensors, given)]
         args = unflatten(skeleton, inputs)
-        tensors, skeleton = flatten(dict(kwargs), _TENSORS.is_tensor)
-        kwargs = unflatten(skeleton, [_detached(tensor) for tensor in tensors])
-        differentiable = record and (self.trainable() or any(leaf is not None for leaf in leaves))
+        if kwargs:
+            tensors, skeleton = flatten(dict(kwargs), _TENSORS.is_tensor)
+            kwargs = unflatten(skeleton, [_detached(tensor) for tensor in tensors])
+        owners = [(self, self.parameters())] if record else []
+        if continues is not None:
+            owners, leaves = [*continues.owners, *owners], continues.leaves
+        differentiable = record and (
+            any(leaf is not None for leaf in leaves) or any(parameters for _, parameters in owners)
+        )
         with contextlib.ExitStack() as stack:
             if keep_buffers:
                 stack.enter_context(self._buffers_kept())
@@ -95,7 +120,7 @@ class CellStage:
                 output = autograd.run_unrecorded(self.function, args, kwargs)
         if not record:
             return output, None
-        tape = CellTape(leaves, flatten(output, _TENSORS.is_tensor)[0])
+        tape = CellTape(owners, leaves, flatten(output, _TENSORS.is_tensor)[0])
         if not differentiable:
             tape.requires_grad = (False,) * len(tape.requires_grad)
         return output, tape
@@ -104,15 +129,15 @@ class CellStage:
         """Accumulate parameter gradients and return the gradients of the inputs; see the protocol."""
         outputs, grads, leaves = self._start_backward(tape, output_grads)
         inputs = [leaf for leaf in leaves if leaf is not None]
-        found = autograd.backward(outputs, grads, [*inputs, *self._trainable()])
-        self._accumulate(found[len(inputs) :])
+        found = autograd.backward(outputs, grads, [*inputs, *tape.parameters()])
+        _accumulate(tape, found[len(inputs) :])
         return _aligned(leaves, found)
 
     def backward_input(self, tape: CellTape, output_grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients of the inputs, leave those of the parameters to :meth:`backward_weight`."""
         autograd.require_support(split_backward=True)
         outputs, grads, leaves = self._start_backward(tape, output_grads)
-        inputs, parameters = [leaf for leaf in leaves if leaf is not None], self._trainable()
+        inputs, parameters = [leaf for leaf in leaves if leaf is not None], tape.parameters()
         graph = split_backward.examine(outputs, inputs, parameters)
         if graph.divisible:
             found, tape.remainder = split_backward.backward_input(graph, outputs, grads, inputs)
@@ -131,9 +156,9 @@ class CellStage:
     def backward_weight(self, tape: CellTape) -> None:
         """Accumulate the parameter gradients that :meth:`backward_input` left; see the protocol."""
         if tape.whole is not None:
-            self._accumulate(tape.whole)
+            _accumulate(tape, tape.whole)
         elif tape.remainder is not None:
-            self._accumulate(split_backward.backward_weight(tape.remainder, self._trainable()))
+            _accumulate(tape, split_backward.backward_weight(tape.remainder, tape.parameters()))
         else:
             raise RuntimeError(f"{self.name}: backward_weight must follow a backward_input of the same forward, once")
         tape.whole = tape.remainder = None
@@ -144,7 +169,7 @@ class CellStage:
 
     def parameters(self) -> list[Parameter]:
         """Return the trainable parameters."""
-        return [self._parameters[index] for index in self._positions()]
+        return [parameter for parameter in self._parameters if parameter.requires_grad]
 
     def buffers(self) -> list[Tensor]:
         """Return the frozen parameters and the registered buffers."""
@@ -157,18 +182,15 @@ class CellStage:
 
     def gradients(self) -> list[Tensor | None]:
         """Return the accumulated gradients, aligned with :meth:`parameters`; nothing changes them later."""
-        return [self._gradients.get(index) for index in self._positions()]
+        return [self._gradients.get(id(parameter)) for parameter in self.parameters()]
 
     def set_gradients(self, gradients: Sequence[Tensor | None]) -> None:
         """Replace the accumulated gradients, aligned with :meth:`parameters`."""
         self._gradients = {
-            index: grad for index, grad in zip(self._positions(), gradients, strict=True) if grad is not None
+            id(parameter): grad
+            for parameter, grad in zip(self.parameters(), gradients, strict=True)
+            if grad is not None
         }
-
-    def _positions(self) -> list[int]:
-        return [index for index, parameter in enumerate(self._parameters) if parameter.requires_grad]
-
-    _trainable = parameters
 
     def _start_backward(
         self, tape: CellTape, output_grads: Sequence[Tensor | None]
@@ -187,12 +209,10 @@ class CellStage:
         leaves, tape.leaves, tape.outputs = tape.leaves, None, []
         return outputs, grads, leaves
 
-    def _accumulate(self, found: Sequence[Tensor | None]) -> None:
-        # New tensors, never in place: what gradients() handed out may be a copy to fall back on.
-        for index, grad in zip(self._positions(), found, strict=True):
-            if grad is not None:
-                before = self._gradients.get(index)
-                self._gradients[index] = grad if before is None else _TENSORS.add(before, grad)
+    def _accumulate(self, parameter: Parameter, grad: Tensor) -> None:
+        # A new tensor, never in place: what gradients() handed out may be a copy to fall back on.
+        before = self._gradients.get(id(parameter))
+        self._gradients[id(parameter)] = grad if before is None else _TENSORS.add(before, grad)
 
     def _registered_buffers(self) -> list[tuple[nn.Cell, str, Tensor]]:
         seen: set[int] = set()
@@ -223,6 +243,16 @@ class CellStage:
             # Not in place: a graph that was recorded inside the block may still need the values of then.
             for position, value in values.items():
                 buffers[position].assign_value(value)
+
+
+def _accumulate(tape: CellTape, found: Sequence[Tensor | None]) -> None:
+    grads = {id(parameter): grad for parameter, grad in zip(tape.parameters(), found, strict=True)}
+    for stage, parameters in tape.owners:
+        for parameter in parameters:
+            # Where two stages hold a parameter, its gradient counts the uses of both and belongs to the first.
+            grad = grads.pop(id(parameter), None)
+            if grad is not None:
+                stage._accumulate(parameter, grad)
 
 
 def _same(left: Tensor, right: Tensor) -> bool:

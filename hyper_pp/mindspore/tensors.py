@@ -90,11 +90,12 @@ class MindSporeTensors:
     def weighted_sum(self, scalars: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         """Return Σ weight·scalar as a float32 tensor of shape (); a scalar of weight 0 counts 0 even if it is NaN."""
         with no_grad():
-            total = mint.zeros((), dtype=mindspore.float32)
-            for scalar, weight in zip(scalars, weights):
-                if weight != 0:
-                    total = total + scalar.reshape(()).astype(mindspore.float32) * weight
-            return total
+            counted = [(scalar, weight) for scalar, weight in zip(scalars, weights) if weight != 0]
+            if not counted:
+                return mint.zeros((), dtype=mindspore.float32)
+            # Few operators, however many scalars: launching one costs more than all the arithmetic here.
+            row = mint.cat([scalar.reshape((1,)).astype(mindspore.float32) for scalar, _ in counted])
+            return mint.sum(row * Tensor(numpy.array([weight for _, weight in counted], numpy.float32)))
 
     def add(self, left: Tensor, right: Tensor) -> Tensor:
         """Return the sum of two tensors of equal shape as a new tensor."""

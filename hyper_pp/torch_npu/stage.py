@@ -21,13 +21,20 @@ class TorchTape:
     Args:
         inputs: For each tensor of the positional inputs, the leaf whose gradient is wanted, or None.
         outputs: For each tensor of the output, the tensor with its graph.
+        dw_builder: Of the stage, see there.
     """
 
-    __slots__ = ("inputs", "outputs", "requires_grad", "weight_half")
+    __slots__ = ("dw_builder", "inputs", "outputs", "requires_grad", "weight_half")
 
-    def __init__(self, inputs: list[Tensor | None], outputs: list[Tensor]) -> None:
+    def __init__(
+        self,
+        inputs: list[Tensor | None],
+        outputs: list[Tensor],
+        dw_builder: Callable[[], Callable[..., None]] | None = None,
+    ) -> None:
         self.inputs = inputs
         self.outputs = outputs
+        self.dw_builder = dw_builder
         self.requires_grad = tuple([output.requires_grad for output in outputs])
         self.weight_half: Callable[[], None] | None = None
 
@@ -61,18 +68,25 @@ class TorchStage:
         record: bool,
         seed: int | None = None,
         keep_buffers: bool = False,
+        continues: TorchTape | None = None,
     ) -> tuple[Value, TorchTape | None]:
         """Run the forward on one micro-batch; see ``hyper_pp.protocols.Stage``."""
         if seed is not None:
             with _random_numbers_from(seed):
-                return self.forward(args, kwargs, needs_grad=needs_grad, record=record, keep_buffers=keep_buffers)
+                return self.forward(
+                    args, kwargs, needs_grad=needs_grad, record=record, keep_buffers=keep_buffers, continues=continues
+                )
         if keep_buffers and self._module is not None:
             with _buffers_kept(self._module):
-                return self.forward(args, kwargs, needs_grad=needs_grad, record=record)
+                return self.forward(args, kwargs, needs_grad=needs_grad, record=record, continues=continues)
         if not record:
             with torch.no_grad():
                 return self.function(*args, **kwargs), None
-        if len(args) == 1 and isinstance(args[0], Tensor):  # by far the most frequent case, and flatten costs
+        if continues is not None:
+            given, skeleton = flatten(args, _is_tensor)
+            args = unflatten(skeleton, [*continues.outputs, *given[len(continues.outputs) :]])
+            leaves = []
+        elif len(args) == 1 and isinstance(args[0], Tensor):  # by far the most frequent case, and flatten costs
             leaves, skeleton = [args[0].detach()], _ONE_ARGUMENT
             if needs_grad[0]:
                 leaves[0].requires_grad_()
@@ -85,19 +99,22 @@ class TorchStage:
             args = unflatten(skeleton, leaves)
         with torch.enable_grad():
             output = self.function(*args, **kwargs)
-        wanted = [leaf if leaf.requires_grad else None for leaf in leaves]
+        if continues is None:
+            wanted, builder = [leaf if leaf.requires_grad else None for leaf in leaves], self._dw_builder
+        else:
+            wanted, builder = continues.inputs, continues.dw_builder
         if isinstance(output, Tensor):
-            return output.detach(), TorchTape(wanted, [output])
+            return output.detach(), TorchTape(wanted, [output], builder)
         outputs, skeleton = flatten(output, _is_tensor)
-        return unflatten(skeleton, [item.detach() for item in outputs]), TorchTape(wanted, outputs)
+        return unflatten(skeleton, [item.detach() for item in outputs]), TorchTape(wanted, outputs, builder)
 
     def backward(self, tape: TorchTape, output_grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Add parameter gradients to ``.grad``; return those of the inputs."""
         outputs, grads = _with_grad(tape, output_grads)
         if outputs:
             torch.autograd.backward(outputs, grads)
-        if self._dw_builder is not None:
-            self._dw_builder()()
+        if tape.dw_builder is not None:
+            tape.dw_builder()()
         result = _taken(tape.inputs)
         tape.outputs = []
         return result
@@ -106,10 +123,10 @@ class TorchStage:
         """Return the gradients of the inputs; leave those of the parameters to :meth:`backward_weight`."""
         outputs, grads = _with_grad(tape, output_grads)
         tape.outputs = []
-        if self._dw_builder is not None:
+        if tape.dw_builder is not None:
             if outputs:
                 torch.autograd.backward(outputs, grads)
-            tape.weight_half = self._dw_builder()
+            tape.weight_half = tape.dw_builder()
             return _taken(tape.inputs)
         wanted = [leaf for leaf in tape.inputs if leaf is not None]
         half: WeightHalf = backward_input(outputs, grads, wanted)

@@ -72,6 +72,8 @@ class FakeTape:
     needs_grad: list
     requires_grad: tuple
     grads: list | None = None
+    stage: object = None
+    continues: object = None
 
 
 class ScaleStage:
@@ -84,7 +86,7 @@ class ScaleStage:
         self.frozen = frozen
         self.calls = []
 
-    def forward(self, args, kwargs, *, needs_grad, record, seed=None, keep_buffers=False):
+    def forward(self, args, kwargs, *, needs_grad, record, seed=None, keep_buffers=False, continues=None):
         self.calls.append((dict(kwargs), record, seed, keep_buffers))
         factor = self.parameter.data[0] + sum(kwargs.values())
         leaves, skeleton = flatten(args, TENSORS.is_tensor)
@@ -94,9 +96,12 @@ class ScaleStage:
             for leaf, use in zip(leaves, is_float)
         ]
         output = unflatten(skeleton, scaled) + self.extra
+        if continues is not None:
+            assert not any(needs_grad)
+            needs_grad = continues.requires_grad
         requires_grad = [use and (need or not self.frozen) for use, need in zip(is_float, needs_grad)]
         requires_grad += [False] * len(leaves_of(self.extra))
-        tape = FakeTape(leaves, list(needs_grad), tuple(requires_grad)) if record else None
+        tape = FakeTape(leaves, list(needs_grad), tuple(requires_grad), stage=self, continues=continues) if record else None
         return (output if len(output) > 1 else output[0]), tape
 
     def backward(self, tape, output_grads):
@@ -105,6 +110,10 @@ class ScaleStage:
         return grads
 
     def backward_input(self, tape, output_grads):
+        grads = self._input_grads(tape, output_grads)
+        return grads if tape.continues is None else tape.continues.stage.backward_input(tape.continues, grads)
+
+    def _input_grads(self, tape, output_grads):
         for use, grad in zip(tape.requires_grad, output_grads, strict=True):
             assert use == (grad is not None), "a gradient for each tensor that can use one, and for no other"
         tape.grads = list(output_grads[: len(tape.inputs)])
@@ -115,6 +124,8 @@ class ScaleStage:
         ]
 
     def backward_weight(self, tape):
+        if tape.continues is not None:
+            tape.continues.stage.backward_weight(tape.continues)
         if self.frozen:
             return
         total = sum(x * g for leaf, grad in zip(tape.inputs, tape.grads) if grad for x, g in zip(leaf.data, grad.data))
@@ -140,19 +151,32 @@ class ScaleStage:
 class DotLoss:
     """mean(output · target) of the first float output."""
 
-    def forward(self, args, kwargs, *, needs_grad, record, seed=None, keep_buffers=False):
+    def forward(self, args, kwargs, *, needs_grad, record, seed=None, keep_buffers=False, continues=None):
         output, target = args
         first = leaves_of(output)[0]
         products = [y * t for y, t in zip(first.data, target.data, strict=True)]
         loss = scalar(sum(products) / len(products))
-        tape = FakeTape([first, target], list(needs_grad), (any(needs_grad),)) if record else None
+        assert not any(needs_grad)
+        tape = FakeTape([first, target], [], (True,), continues=continues) if record else None
         return loss, tape
 
     def backward(self, tape, output_grads):
+        return self._backward(tape, output_grads, tape.continues.stage.backward)
+
+    def backward_input(self, tape, output_grads):
+        return self._backward(tape, output_grads, tape.continues.stage.backward_input)
+
+    def _backward(self, tape, output_grads, half):
         _, target = tape.inputs
-        sens = output_grads[0].data[0] / len(target.data)
-        grad = FakeTensor([sens * t for t in target.data])
-        return [grad if need else None for need in tape.needs_grad[:1]] + [None] * (len(tape.needs_grad) - 1)
+        below, sens = tape.continues, output_grads[0].data[0] / len(target.data)
+        grads = [FakeTensor([sens * t for t in target.data])]
+        # Of the other tensors of the output, which the loss doesn't look at, the gradients are 0.
+        for use, leaf in zip(below.requires_grad[1:], below.inputs[1:]):
+            grads.append(FakeTensor([0.0] * len(leaf.data), scalar=leaf.scalar) if use else None)
+        return half(below, grads + [None] * (len(below.requires_grad) - len(grads)))
+
+    def backward_weight(self, tape):
+        tape.continues.stage.backward_weight(tape.continues)
 
     def trainable(self):
         return False
