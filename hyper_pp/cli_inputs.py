@@ -61,7 +61,8 @@ def add_build_options(parser: argparse.ArgumentParser) -> None:
         "--cost",
         action="append",
         metavar="F=1,B=2,...",
-        help="durations of F, B, I, W, TF, TB, comm, collective (F to W also per stage: F=1:1:2:1)",
+        help="durations of F, B, I, W, TF, TB, comm, collective (F to W also per stage: F=1:1:2:1); "
+        "transpose is built for them",
     )
     group = parser.add_argument_group("schedule options")
     group.add_argument("--frozen", action="store_true", help="the preprocess block has nothing to train")
@@ -71,7 +72,7 @@ def add_build_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--num-layers", type=_count(0), metavar="T", help="layers of the block; 0: only data is spread")
     group.add_argument("--max-live", type=_count(1), metavar="N", help="most micro-batches of the block on one rank")
     group.add_argument("--less-memory", action="store_true", help="warm up with fewer forwards")
-    group.add_argument("--owners", choices=("round_robin", "inline"), help="who runs the block's forward")
+    group.add_argument("--owners", choices=("round_robin", "inline"), help="who runs the block (default: the faster)")
 
 
 def plans_of(args: argparse.Namespace) -> Iterator[tuple[str, Plan]]:
@@ -110,7 +111,8 @@ def _check_options(args: argparse.Namespace, names: Sequence[str]) -> None:
             )
     for option, flag, value in given:
         if option in _OPTIONS and not any(option in SCHEDULES[name].options for name in names):
-            takes = ", ".join(f"--{taken.replace('_', '-')}" for taken in SCHEDULES[names[0]].options) or "no options"
+            taken = [taken for taken in SCHEDULES[names[0]].options if taken in _OPTIONS]
+            takes = ", ".join(f"--{taken.replace('_', '-')}" for taken in taken) or "no options"
             raise UsageError(f"{_shown(flag, value)}: {names[0]} doesn't take it (it takes: {takes})")
 
 
@@ -128,11 +130,16 @@ def _build(name: str, args: argparse.Namespace) -> Plan:
     options: dict[str, Any] = {
         option: getattr(args, option) for option in _OPTIONS if option in taken and _is_given(args, option)
     }
+    costs = {"costs": costs_of(args)} if "costs" in taken else {}
     try:
-        return Plan.build(name, args.ranks, args.chunks, args.micro_batches, compute_only=args.compute_only, **options)
+        return Plan.build(
+            name, args.ranks, args.chunks, args.micro_batches, compute_only=args.compute_only, **options, **costs
+        )
     except ScheduleError:
         raise
     except ValueError as error:
+        if str(error).startswith("cost "):
+            raise UsageError(f"--cost {','.join(args.cost)}: {error}") from error
         flags = [_shown(f"--{option.replace('_', '-')}", options[option]) for option in options if option in str(error)]
         raise UsageError(": ".join([*flags, str(error)])) from error
 

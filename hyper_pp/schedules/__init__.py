@@ -14,6 +14,7 @@ from hyper_pp.schedules.interleaved import interleaved_orders
 from hyper_pp.schedules.interleaved_zb import interleaved_zb_orders
 from hyper_pp.schedules.mpipe import mpipe_orders
 from hyper_pp.schedules.one_f_one_b import one_f_one_b_orders
+from hyper_pp.schedules.transpose import transpose_orders
 from hyper_pp.schedules.zbv import zbv_orders
 from hyper_pp.shape import PipelineShape, Placement
 from hyper_pp.transpose import Transpose
@@ -70,6 +71,12 @@ SCHEDULES: Mapping[str, Schedule] = {
             "interleaved, with the first min(P, M) micro-batches of the preprocess block spread over the ranks",
             mpipe_orders,
             ("num_layers", "frozen", "backward", "explicit_backward", "less_memory"),
+        ),
+        Schedule(
+            "transpose",
+            "all micro-batches of the preprocess block spread over the ranks, in the time that these would idle",
+            transpose_orders,
+            ("num_layers", "frozen", "backward", "recompute", "max_live", "owners", "less_memory", "costs"),
         ),
     )
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hyper_pp import Plan, simulate
+from hyper_pp import Costs, Plan, simulate
 from hyper_pp.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,7 +45,7 @@ def test_schedules_lists_every_schedule_with_a_line(run):
     status, out, err = run("schedules")
     assert (status, err) == (0, "")
     names = [line.split()[0] for line in out.splitlines()]
-    assert names[:6] == ["gpipe", "1f1b", "interleaved", "interleaved_zb", "zbv", "mpipe"]
+    assert names[:7] == ["gpipe", "1f1b", "interleaved", "interleaved_zb", "zbv", "mpipe", "transpose"]
     assert out.splitlines()[0] == "gpipe           F-then-B: all forwards, then all backwards"
 
 
@@ -79,6 +79,21 @@ def test_build_writes_the_form_that_the_files_name_ends_in(run, name):
 def test_build_hands_the_schedules_options_on(run, words, options):
     _, out, _ = run("build", "mpipe", *SHAPE, *words)
     assert Plan.from_json(out) == Plan.build("mpipe", 2, 1, 3, **options)
+
+
+@pytest.mark.parametrize(
+    "words, options",
+    [
+        (["--backward", "central"], {"backward": "central"}),
+        (["--recompute", "--max-live", 1], {"recompute": True, "max_live": 1}),
+        (["--owners", "round_robin", "--num-layers", 2], {"owners": "round_robin", "num_layers": 2}),
+        (["--owners", "inline", "--less-memory"], {"owners": "inline", "less_memory": True}),
+        (["--cost", "F=1:3,B=2,TF=.5", "--cost", "comm=.1"], {"costs": Costs(F=(1, 3), B=2, TF=0.5, comm=0.1)}),
+    ],
+)
+def test_build_hands_the_options_of_transpose_on(run, words, options):
+    _, out, _ = run("build", "transpose", *SHAPE, *words)
+    assert Plan.from_json(out) == Plan.build("transpose", 2, 1, 3, **options)
 
 
 def test_verify_says_in_a_line_that_a_plan_holds(run):
@@ -213,7 +228,7 @@ def test_help_names_the_commands(run):
 
 # ---- bad input ----
 
-KNOWN = "gpipe, 1f1b, interleaved, interleaved_zb, zbv, mpipe"
+KNOWN = "gpipe, 1f1b, interleaved, interleaved_zb, zbv, mpipe, transpose"
 
 
 @pytest.mark.parametrize(
@@ -270,6 +285,18 @@ KNOWN = "gpipe, 1f1b, interleaved, interleaved_zb, zbv, mpipe"
         (["build", "gpipe", *SHAPE, "--cost", "F=1:2:3"], "--cost F=1:2:3: cost F holds one number per stage (stages:"),
         (["simulate", "gpipe", *SHAPE, "--cost", "F=1e308"], "--cost F=1e308: the costs are so large"),
         (["simulate", "gpipe", *SHAPE, "--cost", "F=1", "--cost", "F=2"], "--cost F=1,F=2: cost F is given twice"),
+        (["build", "transpose", *SHAPE, "--cost", "F=1:2:3"], "--cost F=1:2:3: cost F holds one number per stage ("),
+        (["build", "transpose", *SHAPE, "--cost", "F=1e308"], "--cost F=1e308: the costs are so large"),
+        (
+            ["build", "transpose", *SHAPE, "--explicit-backward"],
+            "--explicit-backward: transpose doesn't take it (it takes: --num-layers, --frozen, --backward, "
+            "--recompute, --max-live, --owners, --less-memory)",
+        ),
+        (
+            ["build", "transpose", *SHAPE, "--backward", "central", "--recompute"],
+            "--backward central: --recompute: recompute is for backward owner",
+        ),
+        (["build", "transpose", *SHAPE, "--max-live", 0], "--max-live: must be an int of at least 1"),
         (["build", "line\nbreak"], r"unknown schedule 'line\nbreak'; schedules: "),
         (["schedules", "line\nbreak"], r"unrecognized arguments: line\nbreak"),
     ],

@@ -174,7 +174,7 @@ OPTIONS = {
     "interleaved": [{}, {"less_memory": True}],
     "mpipe": [{}, {"explicit_backward": True}, {"frozen": True}, {"less_memory": True, "frozen": True}],
 }
-NAMES = ("gpipe", "1f1b", "interleaved", "interleaved_zb", "zbv", "mpipe")
+NAMES = ("gpipe", "1f1b", "interleaved", "interleaved_zb", "zbv", "mpipe")  # transpose has a file of its own
 CASES = [(name, options) for name in NAMES for options in OPTIONS.get(name, [{}])]
 shapes = st.tuples(st.integers(1, 8), st.integers(1, 4), st.integers(1, 24))
 

@@ -1,0 +1,266 @@
+"""A training step whose preprocess block is spread over the ranks, as chains of operations.
+
+Micro-batch m is the chain ``TF m, 0F m, 1F m, ..., 1B m, 0B m, TB m``. ``TF`` runs on the owner, ``TB`` on the owner
+or, with a central backward, on rank 0; a frozen block has no ``TB``. Operation k of micro-batch m has the number
+m·length + k. Nothing but these chains and the sequence in which each rank works orders a step.
+"""
+
+import heapq
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hyper_pp.actions import Action, Op, Orders
+from hyper_pp.costs import Costs
+from hyper_pp.schedules.list_scheduling import JobShop
+from hyper_pp.shape import PipelineShape
+from hyper_pp.transpose import Transpose
+
+Sequences = Sequence[Sequence[int]]  # for each rank, the numbers of its operations in the order they run
+
+_RESOLUTION = 1_000_000  # what the largest cost is in whole numbers
+
+
+class Durations(NamedTuple):
+    """What a step costs, in one unit.
+
+    Args:
+        chain: Of each operation of a chain.
+        comm: Latency of a message between two ranks.
+        collective: Of BCAST_T and REDUCE_T.
+    """
+
+    chain: Sequence[float]
+    comm: float
+    collective: float
+
+
+class Times(NamedTuple):
+    """When the operations run if each rank keeps to its sequence, and when the step ends, collectives included."""
+
+    starts: Sequence[float]
+    ends: Sequence[float]
+    end: float
+
+
+class BlockStep:
+    """The operations of one step, where they run and what they cost.
+
+    Args:
+        shape: Of the pipeline.
+        transpose: Owners of the micro-batches, and how the backward of the block runs.
+        costs: Of the operations.
+    """
+
+    def __init__(self, shape: PipelineShape, transpose: Transpose, costs: Costs) -> None:
+        self.shape = shape
+        self.transpose = transpose
+        forward, backward = (costs.of_stages(op, shape.num_stages) for op in (Op.F, Op.B))
+        stages = range(shape.num_stages)
+        self.kinds = [(Op.TF, 0), *((Op.F, stage) for stage in stages), *((Op.B, stage) for stage in reversed(stages))]
+        chain = [costs.TF, *forward, *reversed(backward)]
+        body = [shape.rank_of(stage) for _, stage in self.kinds[1:]]
+        self.last_backward = len(body)  # position of 0B in a chain
+        if self.trains:
+            self.kinds.append((Op.TB, 0))
+            repeats = transpose.backward == "central" or transpose.recompute
+            chain.append(costs.TF + costs.TB if repeats else costs.TB)
+        self.length = len(self.kinds)
+        self.durations = Durations(chain, costs.comm, costs.collective)
+        self.ranks: list[int] = []
+        for owner in transpose.owners:
+            self.ranks += [owner, *body]
+            if self.trains:
+                self.ranks.append(owner if transpose.backward == "owner" else 0)
+        self.num_of = {kind: k for k, kind in enumerate(self.kinds)}
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is a TB."""
+        return not self.transpose.frozen
+
+    @property
+    def has_collectives(self) -> bool:
+        """Whether parameters and gradients of the block travel."""
+        return self.trains and any(self.transpose.owners)
+
+    @property
+    def size(self) -> int:
+        """Number of operations."""
+        return len(self.ranks)
+
+    def whole_durations(self) -> Durations:
+        """Return the durations as whole numbers, a millionth of the largest to the unit.
+
+        What fits a gap exactly must be seen to fit, which sums of fractions would hide.
+        """
+        exact = (*self.durations.chain, self.durations.comm)
+        unit = max(exact) / _RESOLUTION or 1.0
+        *chain, comm = (round(value / unit) for value in exact)
+        return Durations(chain, comm, 0)
+
+    def job_shop(self, window: int, durations: Durations) -> JobShop:
+        """Return the step as a job shop in which at most ``window`` micro-batches are between ``0F`` and ``0B``.
+
+        ``max_live`` of the plan holds too: an owner starts a ``TF`` only when few enough of its own wait for ``TB``.
+
+        Args:
+            window: At least 1; every rank holds at most V times as many stage inputs.
+            durations: In whole numbers.
+        """
+        length, ranks, comm = self.length, self.ranks, int(durations.comm)
+        lag = [comm if op % length and ranks[op] != ranks[op - 1] else 0 for op in range(self.size)]
+        wait_for, holds_up = [-1] * self.size, [-1] * self.size
+
+        def link(before: int, after: int) -> None:
+            wait_for[after], holds_up[before] = before, after
+
+        for m in range(window, self.shape.num_micro_batches):
+            link((m - window) * length + self.last_backward, m * length + 1)
+        max_live = self.max_live
+        if max_live is not None:
+            for owned in self.owned():
+                for before, after in zip(owned, owned[max_live:]):
+                    link(before * length + length - 1, after * length)
+        chain = [int(duration) for duration in durations.chain]
+        return JobShop(
+            length, self.shape.num_ranks, ranks, chain * self.shape.num_micro_batches, lag, wait_for, holds_up
+        )
+
+    @property
+    def max_live(self) -> int | None:
+        """The limit on micro-batches of the block between TF and TB on a rank; None where nothing has to wait."""
+        return self.transpose.max_live if self.trains and self.transpose.backward == "owner" else None
+
+    def owned(self) -> list[list[int]]:
+        """Return each rank's micro-batches."""
+        owned: list[list[int]] = [[] for _ in range(self.shape.num_ranks)]
+        for m, owner in enumerate(self.transpose.owners):
+            owned[owner].append(m)
+        return owned
+
+    def bound(self, durations: Durations) -> float:
+        """Return a step time that no sequences beat.
+
+        A rank has its own work to do. And its stages can't start before a first micro-batch has come to them, nor can
+        the step end before the last has gone through all that is behind them.
+        """
+        chain, length = durations.chain, self.length
+        longest = 0.0
+        work = [0.0] * self.shape.num_ranks
+        for op, rank in enumerate(self.ranks):
+            work[rank] += chain[op % length]
+        for rank in range(self.shape.num_ranks):
+            own = [k for k in range(1, self.last_backward + 1) if self.ranks[k] == rank]
+            stages = self.shape.num_micro_batches * sum(chain[k] for k in own)
+            longest = max(longest, work[rank], sum(chain[: own[0]]) + stages + sum(chain[own[-1] + 1 :]))
+        return longest
+
+    def run(self, sequences: Sequences, durations: Durations) -> Times:
+        """Return when everything runs if each rank does its operations in the given sequence, as soon as it can.
+
+        Args:
+            sequences: All operations, each on its rank, in sequences that don't wait for each other.
+            durations: In any unit.
+        """
+        length, ranks, size = self.length, self.ranks, self.size
+        chain, comm, collective = durations
+        collective = collective if self.has_collectives else 0.0
+        starts, ends = [0.0] * size, [-1.0] * size
+        free = [0.0] * len(sequences)
+        position = [0] * len(sequences)
+        waiting: dict[int, int] = {}
+        ready = list(range(len(sequences)))
+        while ready:
+            rank = ready.pop()
+            sequence, at, time = sequences[rank], position[rank], free[rank]
+            while at < len(sequence):
+                op = sequence[at]
+                k = op % length
+                if k == 0:
+                    arrival = collective
+                elif ends[op - 1] >= 0:
+                    arrival = ends[op - 1] + comm if ranks[op - 1] != rank else ends[op - 1]
+                else:
+                    waiting[op - 1] = rank
+                    break
+                starts[op] = time = max(time, arrival)
+                ends[op] = time = time + chain[k]
+                if op in waiting:
+                    ready.append(waiting.pop(op))
+                at += 1
+            position[rank], free[rank] = at, time
+        assert all(at == len(sequence) for at, sequence in zip(position, sequences))
+        return Times(starts, ends, max(free) + collective)
+
+    def sequences_by(self, starts: Sequence[float], ends: Sequence[float]) -> list[list[int]]:
+        """Return each rank's sequence of operations with these times, which may end at their start."""
+        sequences: list[list[int]] = [[] for _ in range(self.shape.num_ranks)]
+        for op in self._sorted(starts, ends):
+            sequences[self.ranks[op]].append(op)
+        return sequences
+
+    def _sorted(self, starts: Sequence[float], ends: Sequence[float]) -> list[int]:
+        # One sequence of all operations that contradicts no need, even where some take no time: what is needed starts
+        # earlier, or ends at once and so stands in front, or has the smaller number.
+        return sorted(range(self.size), key=lambda op: (starts[op], ends[op]))
+
+    def peak(self, sequences: Sequences, opened_by: Op, closed_by: Op) -> int:
+        """Return the most micro-batches that a rank has between two kinds of operation at a time, over all ranks."""
+        peak = 0
+        change = [(kind is opened_by) - (kind is closed_by) for kind, _ in self.kinds]
+        for sequence in sequences:
+            live = 0
+            for op in sequence:
+                live += change[op % self.length]
+                peak = max(peak, live)
+        return peak
+
+    def number_of(self, action: Action) -> int:
+        """Return the number of a compute action."""
+        assert action.micro_batch is not None and isinstance(action.op, Op)
+        return action.micro_batch * self.length + self.num_of[action.op, action.stage]
+
+    def orders(self, times: Times) -> Orders:
+        """Return compute-only orders in which all transfers of the block stand where their values are made.
+
+        The starts and ends of all operations are one sequence of events. A transfer is appended to both its ranks'
+        orders when the value is ready: so every rank meets transfers in the order of one sequence, and a receive stands
+        behind what its rank had begun by then.
+        """
+        orders: list[list[Action]] = [[] for _ in range(self.shape.num_ranks)]
+        if self.has_collectives:
+            for order in orders:
+                order.append(Action(0, Op.BCAST_T))
+        running: list[tuple[float, int, int]] = []
+        for number, op in enumerate(self._sorted(times.starts, times.ends)):
+            while running and running[0][0] <= times.starts[op]:
+                self._deliver(heapq.heappop(running)[2], orders)
+            m, k = divmod(op, self.length)
+            kind, stage = self.kinds[k]
+            orders[self.ranks[op]].append(Action(stage, kind, m))
+            heapq.heappush(running, (times.ends[op], number, op))
+        while running:
+            self._deliver(heapq.heappop(running)[2], orders)
+        if self.has_collectives and self.transpose.backward == "owner":
+            for order in orders:
+                order.append(Action(0, Op.REDUCE_T))
+        return tuple(map(tuple, orders))
+
+    def _deliver(self, op: int, orders: Sequence[list[Action]]) -> None:
+        """Append the transfers of what an operation has made."""
+        m, k = divmod(op, self.length)
+        owner = self.transpose.owners[m]
+        if owner == 0:
+            return
+        by_owner = self.transpose.backward == "owner"
+
+        def travels(source: int, send: Op, target: int, receive: Op) -> None:
+            orders[source].append(Action(0, send, m))
+            orders[target].append(Action(0, receive, m))
+
+        if k == 0:
+            travels(owner, Op.SEND_TF, 0, Op.RECV_TF)
+            if self.trains and not by_owner:
+                travels(owner, Op.SEND_TX, 0, Op.RECV_TX)
+        elif k == self.last_backward and self.trains and by_owner:
+            travels(0, Op.SEND_TB, owner, Op.RECV_TB)
