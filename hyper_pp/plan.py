@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Union
 
 from hyper_pp.actions import BODY_P2P_OPS, PREPROCESS_OPS, Orders
+from hyper_pp.costs import Costs
 from hyper_pp.passes import insert_communication
 from hyper_pp.schedules import build_orders, find_schedule
 from hyper_pp.shape import PipelineShape
@@ -93,17 +94,20 @@ class Plan:
         shape = PipelineShape(num_ranks, num_chunks, num_micro_batches, entry.placement)
         orders, transpose = build_orders(schedule, shape, options)
         plan = cls(schedule, shape, orders, compute_only=True, transpose=transpose)
-        return plan if compute_only else plan.lowered()
+        return plan if compute_only else plan.lowered(options.get("costs"))
 
-    def lowered(self) -> "Plan":
+    def lowered(self, costs: Costs | None = None) -> "Plan":
         """Return the plan with the body's sends and receives; itself if it has them.
+
+        Args:
+            costs: Durations that decide which of two transfers of a rank comes first; by default nominal ones.
 
         Raises:
             ScheduleError: The compute orders wait for each other.
         """
         if not self.compute_only:
             return self
-        orders = insert_communication(self.orders, self.shape, self.transpose)
+        orders = insert_communication(self.orders, self.shape, self.transpose, costs)
         return replace(self, orders=orders, compute_only=False)
 
     def with_orders(self, orders: Orders) -> "Plan":

@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from independent import has_total_order, parts, random_plan, runs_with_blocking_transfers
+from two_queues import two_queue_time
 
-from hyper_pp import Action, PipelineShape, Plan, ScheduleError
-from hyper_pp.actions import BODY_P2P_OPS
+from hyper_pp import Action, Costs, PipelineShape, Plan, ScheduleError, Transpose, simulate
+from hyper_pp.actions import BODY_P2P_OPS, RECV_OPS
 from hyper_pp.passes import insert_communication
 
 seeds = st.integers(0, 10**9)
+RECEIVES = {Action(0, op, m) for op in RECV_OPS for m in range(6)}
 
 
 def actions(text):
@@ -50,6 +52,36 @@ def test_transfers_of_the_block_keep_their_places():
         assert tuple(action for action in after if action.op not in BODY_P2P_OPS) == before
 
 
+def test_a_receive_of_the_block_that_stands_behind_its_send_moves_up_to_it():
+    orders = actions("0TF0 0F0 0TF2 0F2 0RECV_TF1 0F1 0B0 0B2 0B1"), actions("0TF1 0SEND_TF1 1F0 1B0 1F2 1B2 1F1 1B1")
+    lowered = insert_communication(orders, PipelineShape(2, 1, 3), Transpose((0, 1, 0), frozen=True))
+    assert texts(lowered)[0].startswith("0TF0 0RECV_TF1 0F0 0SEND_F0 0TF2 0F2 0SEND_F2")
+    assert texts(lowered)[1].startswith("0TF1 0SEND_TF1 1RECV_F0 1F0 1B0 1RECV_F2")
+
+
+def test_a_receive_of_the_block_in_front_of_its_send_keeps_its_place():
+    orders = actions("0RECV_TF0 0TF1 0F0 0F1 0B0 0B1"), actions("0TF0 0SEND_TF0 1F0 1B0 1F1 1B1")
+    lowered = insert_communication(orders, PipelineShape(2, 1, 2), Transpose((1, 0), frozen=True))
+    assert texts(lowered)[0].startswith("0RECV_TF0 0TF1 0F0")
+
+
+def test_costs_decide_which_of_two_transfers_comes_first():
+    plan = Plan.build("1f1b", 2, 1, 3, compute_only=True)
+    assert texts(plan.lowered(Costs(F=1, B=(2, 5))).orders)[0] == (
+        "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0F2 0SEND_F2 0RECV_B1 0B1 0RECV_B2 0B2"
+    )
+    assert plan.lowered().orders == Plan.build("1f1b", 2, 1, 3).orders != plan.lowered(Costs(B=(2, 5))).orders
+
+
+@pytest.mark.parametrize("name, v", [("interleaved", 1), ("zbv", 2), ("mpipe", 1), ("transpose", 1), ("transpose", 2)])
+@pytest.mark.parametrize("costs", [Costs(), Costs(TF=2, TB=4), Costs(F=1, B=1.5, TF=0.3, TB=0.5, comm=0.05)])
+def test_plans_lowered_for_their_costs_run_as_simulated_on_two_queues(name, v, costs):
+    plan = Plan.build(name, 4, v, 8, compute_only=True, **({"costs": costs} if name == "transpose" else {}))
+    expected = simulate(plan, costs).step_time
+    # Messages that take time occupy a queue, which the simulation leaves out.
+    assert two_queue_time(plan.lowered(costs), costs) == pytest.approx(expected, rel=0.002 if costs.comm else 1e-9)
+
+
 def test_nothing_is_changed_in_place():
     plan = Plan.build("gpipe", 2, 1, 2, compute_only=True)
     before = texts(plan.orders)
@@ -74,8 +106,16 @@ def test_orders_that_wait_for_each_other_are_an_error_that_shows_where():
 @given(seeds)
 def test_lowered_orders_without_transfers_are_the_compute_orders(seed):
     plan = random_plan(random.Random(seed))
-    kept = tuple(tuple(action for action in order if action.op not in BODY_P2P_OPS) for order in plan.lowered().orders)
-    assert kept == plan.orders
+    for before, after in zip(plan.orders, plan.lowered().orders):
+        kept = [action for action in after if action.op not in BODY_P2P_OPS]
+        assert [action for action in kept if action.op not in RECV_OPS] == [
+            action for action in before if action.op not in RECV_OPS
+        ]
+        # A receive of the block may have moved up: to where its value is sent.
+        assert set(kept) == set(before)
+        for action in before:
+            if action.op in RECV_OPS:
+                assert set(kept[: kept.index(action)]) - RECEIVES <= set(before[: before.index(action)])
 
 
 @settings(max_examples=200, deadline=None)
