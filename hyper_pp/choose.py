@@ -1,10 +1,12 @@
 """From what a user passes as ``schedule`` to the plan of a job."""
 
+import hashlib
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from hyper_pp.plan import Plan
+from hyper_pp.protocols import Transport
 from hyper_pp.schedules import SCHEDULES, find_schedule
 
 ScheduleChoice = str | Plan | os.PathLike[str]
@@ -67,6 +69,24 @@ def choose_plan(
         if "explicit_backward" in entry.options:
             options.setdefault("explicit_backward", explicit_backward)
     return Plan.build(name, num_ranks, num_chunks, num_micro_batches, **options)
+
+
+def check_same_plan(plan: Plan, transport: Transport) -> None:
+    """Check that all ranks are about to run the same plan; otherwise they would wait for each other for ever.
+
+    Args:
+        plan: This rank's plan.
+        transport: Connects the ranks; all of them call this.
+
+    Raises:
+        ValueError: Another rank has another plan, for example another version of a plan file.
+    """
+    own = plan.schedule, plan.num_actions, hashlib.sha256(plan.to_json().encode()).hexdigest()[:12]
+    plans = transport.all_gather_object(own)
+    for rank, other in enumerate(plans):
+        if other != plans[0]:
+            first, this = ("{} of {} actions, hash {}".format(*found) for found in (plans[0], other))
+            raise ValueError(f"all ranks need the same plan (rank 0: {first}; rank {rank}: {this})")
 
 
 def _checked(

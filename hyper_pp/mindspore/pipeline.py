@@ -6,7 +6,7 @@ from typing import Any
 
 from mindspore import Parameter, Tensor, get_seed, nn
 
-from hyper_pp.choose import ScheduleChoice, choose_plan
+from hyper_pp.choose import ScheduleChoice, check_same_plan, choose_plan
 from hyper_pp.engine import PipelineEngine
 from hyper_pp.microbatch import merge
 from hyper_pp.mindspore import autograd
@@ -127,7 +127,8 @@ class PipelineCell(nn.Cell):
         self._transport = MindSporeTransport(group)
         rank, num_ranks = self._transport.rank, self._transport.num_ranks
         shape = PipelineShape(num_ranks, num_chunks, micro_size, _placement_of(schedule))
-        seed = self._agree((shape, num_transpose_layers, str(schedule) if isinstance(schedule, str) else None))
+        name = schedule if isinstance(schedule, str) and schedule in SCHEDULES else None
+        seed = self._agree((shape, num_transpose_layers, name))
         model = take_apart(
             network,
             shape,
@@ -148,6 +149,7 @@ class PipelineCell(nn.Cell):
             explicit_backward=True,
             transpose_options=transpose_options,
         )
+        check_same_plan(plan, self._transport)
         self._tensors = MindSporeTensors()
         self._last_rank = shape.rank_of(shape.num_stages - 1)
         if isinstance(loss_fn, nn.Cell):

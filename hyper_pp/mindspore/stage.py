@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import mindspore
 import numpy
 from mindspore import Parameter, Tensor, nn
 
@@ -114,6 +115,7 @@ class CellStage:
                 stack.enter_context(self._buffers_kept())
             if seed is not None:
                 stack.enter_context(random.seeded(seed, self._dropouts))
+            stack.enter_context(_device_named())
             if differentiable:
                 output = autograd.record(self.function, args, kwargs, custom_backward=self._custom_backward)
             else:
@@ -243,6 +245,17 @@ class CellStage:
             # Not in place: a graph that was recorded inside the block may still need the values of then.
             for position, value in values.items():
                 buffers[position].assign_value(value)
+
+
+@contextlib.contextmanager
+def _device_named() -> Iterator[None]:
+    """Say on which device an operator doesn't exist for a dtype, which MindSpore leaves out."""
+    try:
+        yield
+    except (RuntimeError, TypeError) as error:
+        if "kernel data type" not in str(error):
+            raise
+        raise type(error)(f"on device {mindspore.get_context('device_target')}: {error}") from error
 
 
 def _accumulate(tape: CellTape, found: Sequence[Tensor | None]) -> None:

@@ -9,6 +9,7 @@ from torch.distributed.pipelining.schedules import _Action
 from torch.profiler import record_function
 
 from hyper_pp.actions import Action, Op, partner
+from hyper_pp.choose import check_same_plan
 from hyper_pp.engine import PipelineEngine
 from hyper_pp.microbatch import weights_of
 from hyper_pp.plan import Plan
@@ -256,6 +257,7 @@ class PipelineSchedule:
         self._tensors = TorchTensors(device)
         self._transport = TorchTransport(first.group, device)
         rank = self._transport.rank
+        check_same_plan(self.plan, self._transport)
         self._modules = {stage.stage_index: module_of(stage) for stage in self.stages}
         stages = {
             stage.stage_index: TorchStage(self._modules[stage.stage_index], getattr(stage, "dw_builder", None))

@@ -101,7 +101,7 @@ class ScaleStage:
             needs_grad = continues.requires_grad
         requires_grad = [use and (need or not self.frozen) for use, need in zip(is_float, needs_grad)]
         requires_grad += [False] * len(leaves_of(self.extra))
-        tape = FakeTape(leaves, list(needs_grad), tuple(requires_grad), stage=self, continues=continues) if record else None
+        tape = FakeTape(leaves, list(needs_grad), tuple(requires_grad), None, self, continues) if record else None
         return (output if len(output) > 1 else output[0]), tape
 
     def backward(self, tape, output_grads):

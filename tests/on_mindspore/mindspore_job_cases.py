@@ -3,19 +3,8 @@
 import traceback
 
 import numpy as np
+from case_list import CASES, case, close
 from msrun_launch import report, settle
-
-CASES = {}
-
-
-def case(function):
-    CASES[function.__name__.replace("_", " ")] = function
-    return function
-
-
-def close(found, expected, rtol=1e-5, atol=1e-6):
-    found = found.asnumpy() if hasattr(found, "asnumpy") else np.asarray(found)
-    np.testing.assert_allclose(found, expected, rtol=rtol, atol=atol)
 
 
 def main():
@@ -381,17 +370,7 @@ def evaluation_between_steps_changes_nothing():
         close(gradient, 2 * expected[int(name.split(".")[0])])
 
 
-@case
-def a_job_of_another_size_than_the_plan_is_refused_on_every_rank():
-    from hyper_pp import Plan
-
-    try:
-        two_stages(Scale(1.0), Scale(1.0), mean_square, schedule=Plan.build("1f1b", 3, 1, 4))
-    except ValueError as error:
-        assert f"the job has P={get_group_size()} V=1 M=4" in str(error), error
-    else:
-        raise AssertionError("a plan for 3 ranks was taken")
-
+import mindspore_agreement_cases  # noqa: E402, F401 - its cases join the list
 
 if __name__ == "__main__":
     main()

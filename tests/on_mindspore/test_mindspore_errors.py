@@ -1,6 +1,7 @@
 """Bad input to PipelineCell: each a clear error before anything is sent. One rank, no msrun."""
 
 import json
+import re
 
 import pytest
 
@@ -8,7 +9,7 @@ ms = pytest.importorskip("mindspore")
 
 import numpy as np  # noqa: E402 - after the framework is known to be there
 from mindspore import Parameter, Tensor, nn, ops  # noqa: E402 - likewise
-from small_models import FEATURES, Residual, batch, mean_square, residual_layers  # noqa: E402 - likewise
+from small_models import FEATURES, Residual, batch, mean_square, one_process, residual_layers  # noqa: E402 - likewise
 
 from hyper_pp import PipelineError, Plan, PlanFormatError, ScheduleError  # noqa: E402 - likewise
 from hyper_pp.mindspore import PipelineCell, PipelineTrainOneStepCell, autograd  # noqa: E402 - likewise
@@ -201,6 +202,51 @@ def test_names_are_those_of_the_whole_model():
     assert names(pipeline(Named().body)) == ["body.0.weight", "body.1.weight", "body.2.weight"]
     assert names(pipeline(Residual, num_chunks=2)) == ["0.weight", "1.weight"]
     assert names(pipeline(schedule="mpipe", preprocess=Residual(9)))[0] == "preprocess.weight"
+    assert names(pipeline(residual_layers(1), loss=ScaledLoss())) == ["0.weight", "loss_fn.factor"]
+
+
+class ScaledLoss(nn.Cell):
+    """A loss with a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = Parameter(Tensor(2.0, ms.float32), name="factor")
+
+    def construct(self, output, target):
+        return self.factor * mean_square(output, target)
+
+
+@pytest.mark.parametrize("micro_size", [1, 3])
+def test_a_loss_with_a_parameter_gets_its_gradient_too(micro_size):
+    inputs, target = batch(6)
+    expected_loss, expected = one_process(2, inputs, target)
+    net = pipeline(residual_layers(2), loss=ScaledLoss(), micro_size=micro_size)
+    for steps in (1, 2):
+        np.testing.assert_allclose(net(inputs, target).asnumpy(), 2 * expected_loss, rtol=1e-5)
+        found = dict(zip([parameter.name for parameter in net.trainable_params()], net.gradients()))
+        np.testing.assert_allclose(found["loss_fn.factor"].asnumpy(), steps * expected_loss, rtol=1e-5)
+        for index in range(2):
+            np.testing.assert_allclose(
+                found[f"{index}.weight"].asnumpy(), 2 * steps * expected[index], rtol=1e-5, atol=1e-6
+            )
+
+
+def test_a_loss_that_shares_a_parameter_with_the_last_stage_counts_both_uses_once():
+    class Penalised(nn.Cell):
+        def __init__(self, layer):
+            super().__init__()
+            self.weight = layer.weight
+
+        def construct(self, output, target):
+            return mean_square(output, target) + self.weight.sum()
+
+    inputs, target = batch(6)
+    (layer,) = residual_layers(1)
+    net = pipeline([layer], loss=Penalised(layer))
+    _, (expected,) = one_process(1, inputs, target)
+    net(inputs, target)
+    (found,) = net.gradients()
+    np.testing.assert_allclose(found.asnumpy(), expected + 1.0, rtol=1e-5, atol=1e-6)
 
 
 def test_stages_of_equal_shape_start_differently():
@@ -210,9 +256,9 @@ def test_stages_of_equal_shape_start_differently():
     assert not np.allclose(first.asnumpy(), second.asnumpy())
 
 
-def test_model_train_drives_the_step_and_the_loss_falls():
+def test_model_train_drives_the_step_and_the_loss_falls(capsys):
     import mindspore.dataset as data
-    from mindspore.train import Callback, Model
+    from mindspore.train import Callback, LossMonitor, Model
 
     inputs, target = (tensor.asnumpy() for tensor in batch(8))
     net = pipeline()
@@ -224,8 +270,9 @@ def test_model_train_drives_the_step_and_the_loss_falls():
             losses.append(float(run_context.original_args().net_outputs.asnumpy()))
 
     dataset = data.NumpySlicesDataset((inputs, target), shuffle=False).batch(8)
-    Model(step).train(6, dataset, callbacks=[Note()], dataset_sink_mode=False)
+    Model(step).train(6, dataset, callbacks=[Note(), LossMonitor()], dataset_sink_mode=False)
     assert len(losses) == 6
+    assert [float(text) for text in re.findall(r"loss is ([\d.]+)", capsys.readouterr().out)] == losses
     assert losses[-1] < 0.7 * losses[0]
 
 
@@ -289,10 +336,10 @@ def test_a_half_precision_loss_keeps_its_value_and_has_no_dimension():
         assert (float(loss.asnumpy()), loss.shape) == (2.5, ())
 
 
-def test_a_mean_that_the_device_lacks_is_an_error_naming_the_dtype():
+def test_a_mean_that_the_device_lacks_is_an_error_naming_device_and_dtype():
     x = Tensor(np.full((4, 1), 2.5, np.float32))
     net = PipelineCell([Tap()], lambda output, target: output.astype(ms.bfloat16).mean(), micro_size=2)
-    with pytest.raises(PipelineError, match=r"rank 0: 0F0 \(.*step 0\) failed: .*BFloat16"):
+    with pytest.raises(PipelineError, match=r"rank 0: 0F0 \(.*step 0\) failed: on device CPU: .*BFloat16"):
         net(x, x)
 
 
