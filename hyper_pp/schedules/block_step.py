@@ -7,6 +7,7 @@ m·length + k. Nothing but these chains and the sequence in which each rank work
 
 import heapq
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from hyper_pp.actions import Action, Op, Orders
@@ -102,6 +103,8 @@ class BlockStep:
         """Return the step as a job shop in which at most ``window`` micro-batches are between ``0F`` and ``0B``.
 
         ``max_live`` of the plan holds too: an owner starts a ``TF`` only when few enough of its own wait for ``TB``.
+        And what a rank does of one kind for one stage, it does in the order of the micro-batches: so that buffers are
+        updated and gradients added up as one process would.
 
         Args:
             window: At least 1; every rank holds at most V times as many stage inputs.
@@ -109,22 +112,35 @@ class BlockStep:
         """
         length, ranks, comm = self.length, self.ranks, int(durations.comm)
         lag = [comm if op % length and ranks[op] != ranks[op - 1] else 0 for op in range(self.size)]
-        wait_for, holds_up = [-1] * self.size, [-1] * self.size
-
-        def link(before: int, after: int) -> None:
-            wait_for[after], holds_up[before] = before, after
-
-        for m in range(window, self.shape.num_micro_batches):
-            link((m - window) * length + self.last_backward, m * length + 1)
-        max_live = self.max_live
-        if max_live is not None:
-            for owned in self.owned():
-                for before, after in zip(owned, owned[max_live:]):
-                    link(before * length + length - 1, after * length)
+        waits = [
+            ((m - window) * length + self.last_backward, m * length + 1)
+            for m in range(window, self.shape.num_micro_batches)
+        ]
+        follows = [(op - length, op) for op in range(length, self.size) if 1 <= op % length <= self.last_backward]
+        for rank, owned in enumerate(self.owned()):
+            if self.max_live is not None:
+                for before, after in zip(owned, owned[self.max_live :]):
+                    waits.append((before * length + length - 1, after * length))
+            for k in (0, *range(self.last_backward + 1, length)):
+                own = [op for op in range(k, self.size, length) if ranks[op] == rank]
+                follows += pairwise(own)
         chain = [int(duration) for duration in durations.chain]
         return JobShop(
-            length, self.shape.num_ranks, ranks, chain * self.shape.num_micro_batches, lag, wait_for, holds_up
+            length,
+            self.shape.num_ranks,
+            ranks,
+            chain * self.shape.num_micro_batches,
+            lag,
+            *self._both_ways(waits),
+            *self._both_ways(follows),
         )
+
+    def _both_ways(self, links: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+        """Return for each operation what comes before it in a link, and what comes after it; -1 for nothing."""
+        before, after = [-1] * self.size, [-1] * self.size
+        for earlier, later in links:
+            before[later], after[earlier] = earlier, later
+        return before, after
 
     @property
     def max_live(self) -> int | None:
@@ -145,14 +161,22 @@ class BlockStep:
         the step end before the last has gone through all that is behind them.
         """
         chain, length = durations.chain, self.length
-        longest = 0.0
+        body = range(1, self.last_backward + 1)
         work = [0.0] * self.shape.num_ranks
         for op, rank in enumerate(self.ranks):
             work[rank] += chain[op % length]
+        # What it takes to come to each operation of a chain; messages of the block aside, which may not be needed.
+        heads = [0.0, chain[0]]
+        for k in body:
+            hop = durations.comm if k in body[1:] and self.ranks[k] != self.ranks[k - 1] else 0.0
+            heads[k] += hop
+            heads.append(heads[k] + chain[k])
+        longest = max(work)
         for rank in range(self.shape.num_ranks):
-            own = [k for k in range(1, self.last_backward + 1) if self.ranks[k] == rank]
+            own = [k for k in body if self.ranks[k] == rank]
             stages = self.shape.num_micro_batches * sum(chain[k] for k in own)
-            longest = max(longest, work[rank], sum(chain[: own[0]]) + stages + sum(chain[own[-1] + 1 :]))
+            behind = heads[-1] - heads[own[-1]] - chain[own[-1]] + sum(chain[self.last_backward + 1 :])
+            longest = max(longest, heads[own[0]] + stages + behind)
         return longest
 
     def run(self, sequences: Sequences, durations: Durations) -> Times:

@@ -7,8 +7,8 @@ machine that does one operation at a time. Limits on memory are further preceden
 *Serial list scheduling* takes the operations by priority and puts each into the earliest gap of its machine that is
 long enough: so operations of low priority, such as a block's backward, fill idle time without delaying what came before
 them. *Forward-backward improvement* does the same from the end of the schedule, by latest ends, which moves every
-operation as late as it can be; then again from the start, by those times. Neither direction ever makes the schedule
-longer, and what was idle in the middle is gathered where it can be used.
+operation as late as it can be; then again from the start, by those times. Where all operations take time, neither
+direction makes the schedule longer, and what was idle in the middle is gathered where it can be used.
 
 Source: Kolisch (1996) for the serial scheme, Li and Willis (1992) and Valls, Ballestín and Quintanilla (2005) for
 forward-backward improvement.
@@ -35,6 +35,8 @@ class JobShop:
         lag: Of each operation, the least time between the end of the one before it in its job and its start.
         wait_for: For each operation, one of an earlier job that must have ended before it starts; -1 for none.
         holds_up: The other direction of the same: the operation of a later job that waits for it; -1 for none.
+        follows: For each operation, one of an earlier job on the same machine that must come before it; -1 for none.
+        is_followed: The other direction of that.
     """
 
     length: int
@@ -44,6 +46,8 @@ class JobShop:
     lag: Sequence[int]
     wait_for: Sequence[int]
     holds_up: Sequence[int]
+    follows: Sequence[int]
+    is_followed: Sequence[int]
 
     @property
     def size(self) -> int:
@@ -69,7 +73,7 @@ def forwards(shop: JobShop, priority: Sequence[int]) -> Schedule:
     """
     # Sorting is stable and numbers rise along every precedence: equal priorities keep an order that is possible.
     order = sorted(range(shop.size), key=priority.__getitem__)
-    return _place(shop, order, shop.wait_for, first=0, step=-1)
+    return _place(shop, order, (shop.wait_for, shop.follows), first=0, step=-1)
 
 
 def backwards(shop: JobShop, ends: Sequence[int]) -> Schedule:
@@ -79,10 +83,13 @@ def backwards(shop: JobShop, ends: Sequence[int]) -> Schedule:
         Times counted from the end of the schedule, backwards: an operation "starts" where it ends.
     """
     order = sorted(range(shop.size - 1, -1, -1), key=ends.__getitem__, reverse=True)
-    return _place(shop, order, shop.holds_up, first=shop.length - 1, step=1)
+    return _place(shop, order, (shop.holds_up, shop.is_followed), first=shop.length - 1, step=1)
 
 
-def _place(shop: JobShop, order: Sequence[int], other_job: Sequence[int], first: int, step: int) -> Schedule:
+def _place(
+    shop: JobShop, order: Sequence[int], other_jobs: tuple[Sequence[int], Sequence[int]], first: int, step: int
+) -> Schedule:
+    waits, follows = other_jobs
     length, machine, duration, lag = shop.length, shop.machine, shop.duration, shop.lag
     starts, ends = [0] * shop.size, [0] * shop.size
     # Each machine's gaps: where they begin and where they end, ascending.
@@ -91,7 +98,10 @@ def _place(shop: JobShop, order: Sequence[int], other_job: Sequence[int], first:
     lag_step = 1 if step > 0 else 0  # the lag towards the operation that was placed before belongs to the later of both
     for op in order:
         earliest = 0 if op % length == first else ends[op + step] + lag[op + lag_step]
-        other = other_job[op]
+        other = waits[op]
+        if other >= 0 and ends[other] > earliest:
+            earliest = ends[other]
+        other = follows[op]
         if other >= 0 and ends[other] > earliest:
             earliest = ends[other]
         needed = duration[op]
@@ -150,6 +160,7 @@ def made_consistent(shop: JobShop, priority: Sequence[int]) -> list[int]:
     for op in range(shop.size - 1, -1, -1):
         if op % shop.length < shop.length - 1:
             result[op] = min(result[op], result[op + 1])
-        if shop.holds_up[op] >= 0:
-            result[op] = min(result[op], result[shop.holds_up[op]])
+        for other in (shop.holds_up[op], shop.is_followed[op]):
+            if other >= 0:
+                result[op] = min(result[op], result[other])
     return result

@@ -1,5 +1,6 @@
 """Search for the shortest step: templates and slight changes of the best, all improved by simulation."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 from hyper_pp.actions import Op
@@ -8,15 +9,15 @@ from hyper_pp.schedules.block_templates import peak_of_interleaved, spread_seque
 from hyper_pp.schedules.list_scheduling import JobShop, Schedule, improve, made_consistent
 from hyper_pp.shape import PipelineShape
 
-# Operations placed, a million or two of which take a second. The first number is for templates, the second for all.
-_TEMPLATE_BUDGET, _BUDGET = 250_000, 400_000
+# Operations placed, a million or two of which take a second: by templates, by these and shakes, by all.
+_TEMPLATE_BUDGET, _SHAKE_BUDGET, _BUDGET = 250_000, 400_000, 500_000
 _MOST_ROUNDS = 8
-_NUM_SHAKES = 60
-_SHAKE = 0.3  # in periods
+_UNPLANNED_LATENCY = 0.05  # in forwards of a stage
 
 # In periods, the time a rank computes for one micro-batch; the most promising first.
 _DELAYS = (1.0, 2.0, 0.5, 0.0, 8.0, 1000.0)
 _LEADS = (0.0, 8.0, 1.0, 32.0)
+_SHAKES = (0.3,) * 28 + (0.1, 1.0, 2.0, 0.3) * 40
 
 
 def search(step: BlockStep, less_memory: bool) -> Sequences:
@@ -27,7 +28,8 @@ def search(step: BlockStep, less_memory: bool) -> Sequences:
     delay the block rather holds up the body than waits; with much of it, it only fills gaps. Templates differ too in
     how many micro-batches may be in the body at a time: more of them keep later ranks busy while one works on the
     block. What remains of the budget goes into schedules whose priorities are the best schedule's start times, shaken a
-    little.
+    little. In the end, fewer micro-batches are let into the body if that takes no longer: less memory for nothing.
+    Of steps that take as long, the best is that which suffers least where messages are slower than was planned for.
 
     Args:
         step: What there is to schedule.
@@ -36,6 +38,7 @@ def search(step: BlockStep, less_memory: bool) -> Sequences:
     found = _Search(step, less_memory)
     found.templates()
     found.shakes()
+    found.narrow()
     return found.sequences
 
 
@@ -53,6 +56,11 @@ class _Search:
         self.best: Schedule | None = None
         self.window = 0  # of the best
         self.sequences: Sequences = ()
+        # Of two steps of one length, the better is the one that unplanned latency makes less longer.
+        forwards = self.durations.chain[1 : step.shape.num_stages + 1]
+        latency = self.durations.comm + _UNPLANNED_LATENCY * sum(forwards) / len(forwards)
+        self.late = self.durations._replace(comm=latency)
+        self.late_end = math.inf
 
     @property
     def at_bound(self) -> bool:
@@ -70,25 +78,43 @@ class _Search:
     def shakes(self) -> None:
         assert self.best is not None
         numbers = _numbers()
-        reach = max(1, round(_SHAKE * self.period))
-        for _ in range(_NUM_SHAKES):
-            if self.at_bound or self.placed > _BUDGET:
+        for shake in _SHAKES:
+            if self.at_bound or self.placed > _SHAKE_BUDGET:
                 return
+            reach = max(1, round(shake * self.period))
             shaken = [start + next(numbers) % reach for start in self.best.starts]
             self._try(shaken, self.window, takes_equal=True)
 
+    def narrow(self) -> None:
+        """Take the smallest window that costs nothing, not even where messages are a little late."""
+        assert self.best is not None
+        num_ranks = self.step.shape.num_ranks
+        promising = self._priority(0, round(self.period))
+        for eighths in range(8):
+            window = min(num_ranks, self.window) + (self.window - num_ranks) * eighths // 8
+            if window >= self.window or self.placed > _BUDGET:
+                return
+            for priority in (self.best.starts, promising):
+                self._try(priority, window, takes_equal=True)
+                if self.window == window:
+                    return
+
     def _try(self, priority: Sequence[int], window: int, takes_equal: bool = False) -> None:
-        """Schedule by a priority, and keep the result if it is shorter than the best; or as short, if that is taken."""
+        """Schedule by a priority, and keep the result if it is better than the best; or as good, if that is taken."""
         if window not in self.shops:
             self.shops[window] = self.step.job_shop(window, self.durations)
         shop = self.shops[window]
-        found, passes = improve(shop, made_consistent(shop, priority), _MOST_ROUNDS, self.bound)
+        rounds = min(_MOST_ROUNDS, max(1, (_BUDGET - self.placed) // (2 * shop.size)))
+        found, passes = improve(shop, made_consistent(shop, priority), rounds, self.bound)
         self.placed += passes * self.step.size
-        if self.best is not None and found.span >= self.best.span + takes_equal:
+        if self.best is not None and found.span > self.best.span:
             return
         sequences = self.step.sequences_by(found.starts, found.ends)
-        if self.step.peak(sequences, Op.F, Op.B) <= self.most_inputs:
-            self.best, self.window, self.sequences = found, window, sequences
+        if self.step.peak(sequences, Op.F, Op.B) > self.most_inputs:
+            return
+        late = self.step.run(sequences, self.late).end
+        if self.best is None or found.span < self.best.span or late < self.late_end + takes_equal:
+            self.best, self.window, self.sequences, self.late_end = found, window, sequences, late
 
     def _priority(self, lead: int, delay: int) -> list[int]:
         step = self.step

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hyper_pp import Costs, PipelineShape, Plan, simulate, verify
+from hyper_pp.actions import COMPUTE_OPS
 from hyper_pp.cli import main
 from hyper_pp.dependencies import Dependencies
 from hyper_pp.rendezvous import run_two_queues
@@ -189,13 +190,17 @@ def cases(draw):
 
 @settings(max_examples=80, deadline=None)
 @given(cases())
-def test_plans_verify_in_both_models_and_keep_to_their_limits(case):
+def test_plans_verify_in_both_models_in_micro_batch_order_and_keep_to_their_limits(case):
     (p, v, m), costs, options = case
     plan = Plan.build("transpose", p, v, m, costs=costs, compute_only=True, **options)
     limit = peak_of_interleaved(plan.shape, options.get("less_memory", False))
     interleaved = Plan.build("interleaved", p, v, m, less_memory="less_memory" in options)
     assert limit == max(verify(interleaved).peak_activations)
     verify(plan, max_activations=limit)
+    for order in plan.orders:
+        for kind in {(stage, op) for stage, op, _ in order if op in COMPUTE_OPS}:
+            micro_batches = [m for stage, op, m in order if (stage, op) == kind]
+            assert micro_batches == sorted(micro_batches)
     lowered = plan.lowered()
     assert run_two_queues(lowered.orders, Dependencies(lowered.shape, lowered.transpose, lowered.orders)) is None
     found = simulate(lowered, costs)
