@@ -5,12 +5,11 @@ or, with a central backward, on rank 0; a frozen block has no ``TB``. Operation 
 m·length + k. Nothing but these chains and the sequence in which each rank works orders a step.
 """
 
-import heapq
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from hyper_pp.actions import Action, Op, Orders
+from hyper_pp.actions import Action, Op
 from hyper_pp.costs import Costs
 from hyper_pp.schedules.list_scheduling import JobShop
 from hyper_pp.shape import PipelineShape
@@ -219,13 +218,15 @@ class BlockStep:
     def sequences_by(self, starts: Sequence[float], ends: Sequence[float]) -> list[list[int]]:
         """Return each rank's sequence of operations with these times, which may end at their start."""
         sequences: list[list[int]] = [[] for _ in range(self.shape.num_ranks)]
-        for op in self._sorted(starts, ends):
+        for op in self.by_time(starts, ends):
             sequences[self.ranks[op]].append(op)
         return sequences
 
-    def _sorted(self, starts: Sequence[float], ends: Sequence[float]) -> list[int]:
-        # One sequence of all operations that contradicts no need, even where some take no time: what is needed starts
-        # earlier, or ends at once and so stands in front, or has the smaller number.
+    def by_time(self, starts: Sequence[float], ends: Sequence[float]) -> list[int]:
+        """Return one sequence of all operations that contradicts no need, even where some take no time.
+
+        What is needed starts earlier, or ends at once and so stands in front, or has the smaller number.
+        """
         return sorted(range(self.size), key=lambda op: (starts[op], ends[op]))
 
     def peak(self, sequences: Sequences, opened_by: Op, closed_by: Op) -> int:
@@ -243,48 +244,3 @@ class BlockStep:
         """Return the number of a compute action."""
         assert action.micro_batch is not None and isinstance(action.op, Op)
         return action.micro_batch * self.length + self.num_of[action.op, action.stage]
-
-    def orders(self, times: Times) -> Orders:
-        """Return compute-only orders in which all transfers of the block stand where their values are made.
-
-        The starts and ends of all operations are one sequence of events. A transfer is appended to both its ranks'
-        orders when the value is ready: so every rank meets transfers in the order of one sequence, and a receive stands
-        behind what its rank had begun by then.
-        """
-        orders: list[list[Action]] = [[] for _ in range(self.shape.num_ranks)]
-        if self.has_collectives:
-            for order in orders:
-                order.append(Action(0, Op.BCAST_T))
-        running: list[tuple[float, int, int]] = []
-        for number, op in enumerate(self._sorted(times.starts, times.ends)):
-            while running and running[0][0] <= times.starts[op]:
-                self._deliver(heapq.heappop(running)[2], orders)
-            m, k = divmod(op, self.length)
-            kind, stage = self.kinds[k]
-            orders[self.ranks[op]].append(Action(stage, kind, m))
-            heapq.heappush(running, (times.ends[op], number, op))
-        while running:
-            self._deliver(heapq.heappop(running)[2], orders)
-        if self.has_collectives and self.transpose.backward == "owner":
-            for order in orders:
-                order.append(Action(0, Op.REDUCE_T))
-        return tuple(map(tuple, orders))
-
-    def _deliver(self, op: int, orders: Sequence[list[Action]]) -> None:
-        """Append the transfers of what an operation has made."""
-        m, k = divmod(op, self.length)
-        owner = self.transpose.owners[m]
-        if owner == 0:
-            return
-        by_owner = self.transpose.backward == "owner"
-
-        def travels(source: int, send: Op, target: int, receive: Op) -> None:
-            orders[source].append(Action(0, send, m))
-            orders[target].append(Action(0, receive, m))
-
-        if k == 0:
-            travels(owner, Op.SEND_TF, 0, Op.RECV_TF)
-            if self.trains and not by_owner:
-                travels(owner, Op.SEND_TX, 0, Op.RECV_TX)
-        elif k == self.last_backward and self.trains and by_owner:
-            travels(0, Op.SEND_TB, owner, Op.RECV_TB)

@@ -2,6 +2,7 @@
 
 from hyper_pp.actions import Orders
 from hyper_pp.costs import Costs
+from hyper_pp.schedules.block_orders import orders_of
 from hyper_pp.schedules.block_step import BlockStep, Sequences
 from hyper_pp.schedules.interleaved import interleaved_orders, split_rounds
 from hyper_pp.shape import PipelineShape
@@ -69,4 +70,4 @@ def spread_orders(
     owners = tuple(m % shape.num_ranks for m in range(shape.num_micro_batches))
     transpose = Transpose(owners, num_layers=num_layers, frozen=num_layers == 0, backward="owner")
     step = BlockStep(shape, transpose, Costs() if costs is None else costs)
-    return step.orders(step.run(spread_sequences(step, less_memory), step.durations)), transpose
+    return orders_of(step, step.run(spread_sequences(step, less_memory), step.durations)), transpose

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 from hyper_pp.actions import Op, Orders
 from hyper_pp.costs import Costs
+from hyper_pp.schedules.block_orders import orders_of
 from hyper_pp.schedules.block_step import BlockStep, Sequences, Times
 from hyper_pp.schedules.block_templates import inline_sequences, spread_sequences
 from hyper_pp.schedules.transpose_search import search
@@ -81,7 +82,7 @@ def transpose_orders(
         if inline.bound(inline.durations) < min(candidate.times.end for candidate in found):
             found += _candidates(inline, less_memory)
     best = min(found, key=lambda candidate: candidate.times.end)
-    return best.step.orders(best.times), best.step.transpose
+    return orders_of(best.step, best.times), best.step.transpose
 
 
 class _Candidate(NamedTuple):
