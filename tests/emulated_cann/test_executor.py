@@ -22,7 +22,7 @@ def launched(request, tmp_path_factory):
     return launch.launch(Path(executor_cases.__file__), request.param, tmp_path_factory.mktemp("executor"))
 
 
-@pytest.mark.parametrize("case", executor_cases.CASES)
+@pytest.mark.parametrize("case", [*executor_cases.CASES, *executor_cases.GPT_CASES, executor_cases.OPTIMIZER_CASE])
 def test_steps_and_evaluation_are_those_of_one_process(launched, case):
     reports = [reported.get(case, "not reached") for reported in launched.reports]
     assert reports == [{}] * len(reports), str(launched)

@@ -357,6 +357,7 @@ static void rows(Vec<C>& x, const Is& sh, int64_t d, F f) {
 
 // Implemented in elementwise.cpp, used by other families.
 void copyInto(const V& to, const V& from);
+void fillWith(const V& to, const Sc& value);
 void addInto(const V& to, const V& from, const Sc& factor);
 
 // ---------------------------------------------------------------- binding to the C interface
