@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Runs the checks, stage by stage, and stops at the first that fails:
 #
-#     bash scripts/test.sh [lint] [core] [mindspore] [torch] [emulated] [repository]      # without names: all of them
+#     bash scripts/test.sh [lint] [core] [mindspore] [torch] [emulated] [emulated_npu] [repository]   # default: all
 #
 # The last line tells how many tests passed and failed. A stage that executed no test counts as failed.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-all=(lint core mindspore torch emulated repository)
+all=(lint core mindspore torch emulated emulated_npu repository)
 case "${1:-}" in --help | -h) sed -n '2,6s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
 stages=("$@")
 [ $# -gt 0 ] || stages=("${all[@]}")
@@ -18,7 +18,7 @@ for stage in "${stages[@]}"; do
   fi
 done
 layers=base
-if [[ " ${stages[*]} " =~ " torch "|" emulated " ]]; then layers="base torch"; fi
+if [[ " ${stages[*]} " =~ " torch "|" emulated_npu " ]]; then layers="base torch"; fi
 HYPER_PP_LAYERS="$layers" source "$root/scripts/environment.sh" || exit 1
 cd "$root"
 # With torch-npu installed and no CANN, torch does not load unless told not to look for it.
@@ -60,10 +60,19 @@ stage_lint() {
 stage_core() { run_pytest core tests/core; }
 stage_mindspore() { run_pytest mindspore tests/on_mindspore; }
 stage_torch() { run_pytest torch tests/on_torch_npu; }
-stage_emulated() {
-  if [ "$(uname -m)" != x86_64 ]; then echo "skipped: the emulated CANN needs x86-64 (got $(uname -m))"; return; fi
-  if ! command -v g++ >/dev/null; then echo "skipped: the emulated CANN needs g++ (got none)"; return; fi
-  run_pytest emulated tests/emulated_cann
+# MindSpore and torch_npu with their own NPU code, on stand-ins for CANN's libraries that are compiled here.
+can_emulate() {
+  if [ "$(uname -m)" != x86_64 ]; then echo "skipped: the emulated CANN needs x86-64 (got $(uname -m))"; return 1; fi
+  if ! command -v g++ >/dev/null; then echo "skipped: the emulated CANN needs g++ (got none)"; return 1; fi
+}
+stage_emulated() { ! can_emulate || run_pytest emulated tests/emulated_cann --ignore tests/emulated_cann/on_torch_npu; }
+stage_emulated_npu() {
+  can_emulate || return 0
+  if ! python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch_npu") is None)'; then
+    echo "skipped: torch-npu isn't installed for $HYPER_PP_PYTHON"
+    return
+  fi
+  run_pytest emulated_npu tests/emulated_cann/on_torch_npu
 }
 stage_repository() { run_pytest repository tests/repository; }
 

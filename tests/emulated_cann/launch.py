@@ -1,19 +1,16 @@
 """Runs MindSpore scripts on the emulated CANN: builds it once, and starts msrun so that it is found."""
 
-import fcntl
-import hashlib
 import os
-import platform
-import shutil
 import subprocess
 import sys
 from importlib import metadata, util
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE / "on_mindspore"), str(HERE.parent / "on_mindspore")]
+sys.path[:0] = [str(HERE), str(HERE / "on_mindspore"), str(HERE.parent / "on_mindspore")]
 
 import build  # noqa: E402 - found on the path above
+import compiling  # noqa: E402 - likewise
 import msrun_launch  # noqa: E402 - likewise
 
 MINDSPORE = "2.10"
@@ -21,11 +18,9 @@ MINDSPORE = "2.10"
 
 def why_not() -> str | None:
     """Return why the emulation can't run here; None if it can."""
-    if platform.machine() != "x86_64" or sys.platform != "linux":
-        return f"the emulated CANN needs Linux on x86-64 (got {sys.platform} on {platform.machine()})"
-    missing = [tool for tool in ("g++", "gcc", "nm") if shutil.which(tool) is None]
-    if missing:
-        return f"the emulated CANN needs {', '.join(missing)} to be built"
+    reason = compiling.why_not_here()
+    if reason is not None:
+        return reason
     if util.find_spec("mindspore") is None:
         return "MindSpore isn't installed"
     found = metadata.version("mindspore")
@@ -36,19 +31,11 @@ def why_not() -> str | None:
 
 def built() -> Path:
     """Build the libraries, unless these sources have been built before; return their folder."""
-    digest = hashlib.sha256(metadata.version("mindspore").encode())
-    for source in [Path(build.__file__), *build.SOURCES, *build.HEADERS]:
-        digest.update(source.read_bytes())
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hyper_pp"
-    cache.mkdir(parents=True, exist_ok=True)
-    out = cache / f"emulated_cann-{digest.hexdigest()[:12]}"
-    with open(cache / "emulated_cann.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (out / "complete").exists():
-            shutil.rmtree(out, ignore_errors=True)
-            build.build(Path(util.find_spec("mindspore").origin).parent, out)
-            (out / "complete").touch()
-    return out
+    package = Path(util.find_spec("mindspore").origin).parent
+    sources = [Path(build.__file__), *build.SOURCES, *build.HEADERS]
+    return compiling.built_once(
+        "emulated_cann", metadata.version("mindspore"), sources, lambda out: build.build(package, out)
+    )
 
 
 def environment() -> dict[str, str]:

@@ -23,7 +23,7 @@ WIDTH, BATCH = 4, 11
 MICRO_BATCHES = (1, 2, 3, 4, 7, 8)
 SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 MULTI = {"interleaved": ScheduleInterleaved1F1B, "looped_bfs": ScheduleLoopedBFS}
-CPU = torch.device("cpu")
+DEVICE = torch.device("cpu")  # the pipeline's; what it is compared with runs on the CPU
 
 
 def grid():
@@ -60,6 +60,10 @@ def one_process(layers, x, y, num_micro_batches, num_steps):
     return losses, torch.cat(outputs)
 
 
+def close(found, expected):
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-5, atol=1e-6)
+
+
 def run_case(case):
     name, v, m, t, kind = case
     rank, p = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
@@ -68,10 +72,11 @@ def run_case(case):
     for layer in layers[:t] if kind == "frozen" else []:
         layer.requires_grad_(False)
     reference = copy.deepcopy(layers)
+    layers = [layer.to(DEVICE) for layer in layers]
     ranges = partition_layers(len(layers), shape.num_stages, num_transpose_layers=t)
     mine = {stage: [str(i) for i in ranges[stage]] for stage in shape.stages_of(rank)}
     stages = [
-        PipelineStage(Chain([(key, layers[int(key)]) for key in keys]), stage, shape.num_stages, CPU)
+        PipelineStage(Chain([(key, layers[int(key)]) for key in keys]), stage, shape.num_stages, DEVICE)
         for stage, keys in mine.items()
     ]
     loss_fn = nn.functional.mse_loss
@@ -94,12 +99,15 @@ def run_case(case):
     losses = []
     for _ in range(2):
         output = schedule.step(
-            *([x] if needs_inputs else []), **({"target": y} if is_last else {}), losses=losses, return_outputs=is_last
+            *([x.to(DEVICE)] if needs_inputs else []),
+            **({"target": y.to(DEVICE)} if is_last else {}),
+            losses=losses,
+            return_outputs=is_last,
         )
     expected_losses, expected_output = one_process(reference, x, y, m, 2)
     if is_last:
-        torch.testing.assert_close(torch.stack(losses), torch.stack(expected_losses), rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(output, expected_output, rtol=1e-5, atol=1e-6)
+        close(torch.stack(losses), torch.stack(expected_losses))
+        close(output, expected_output)
     else:
         assert output is None and losses == []
     keys = [key for keys in mine.values() for key in keys] + ([str(i) for i in range(t)] if rank == 0 else [])
@@ -108,12 +116,12 @@ def run_case(case):
             if twin.grad is None:
                 assert parameter.grad is None
             else:
-                torch.testing.assert_close(parameter.grad, twin.grad, rtol=1e-5, atol=1e-6)
+                close(parameter.grad, twin.grad)
     if rank > 0:
         for i in range(t):
             assert all(parameter.grad is None for parameter in layers[i].parameters()), "a replica keeps no gradient"
             for parameter, twin in zip(layers[i].parameters(), reference[i].parameters()):
-                assert torch.equal(parameter, twin), "a replica follows rank 0"
+                assert torch.equal(parameter.cpu(), twin), "a replica follows rank 0"
 
 
 def main():

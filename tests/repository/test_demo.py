@@ -270,4 +270,4 @@ def test_an_unknown_stage_is_refused():
         ["bash", SCRIPTS / "test.sh", "everything"], capture_output=True, text=True, timeout=60, env=os.environ
     )
     assert result.returncode == 2
-    assert "must be one of lint core mindspore torch emulated repository (got everything)" in result.stderr
+    assert "must be one of lint core mindspore torch emulated emulated_npu repository (got everything)" in result.stderr

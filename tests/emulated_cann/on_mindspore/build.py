@@ -6,24 +6,20 @@ return 0.
 """
 
 import re
-import subprocess
-from collections.abc import Iterable
 from pathlib import Path
 
+from compiling import EXPORTS, RETURNS_ZERO, RUNTIME_HEADERS, RUNTIME_SOURCES, assemble, compile_all, link, symbols
+
 HERE = Path(__file__).resolve().parent
-RUNTIME = HERE.parent / "runtime"
 SOURCES = [
-    RUNTIME / "runtime.cpp",
-    RUNTIME / "hccl.cpp",
+    *RUNTIME_SOURCES,
     HERE / "graph_engine.cpp",
     *sorted((HERE / "operators").glob("*.cpp")),
 ]
-HEADERS = [RUNTIME / "cann.h", HERE / "operators" / "operators.h"]
+HEADERS = [*RUNTIME_HEADERS, HERE / "operators" / "operators.h"]
 # A look-up through any of these libraries must find everything.
 ALIASES = ["opapi", "graph", "acl_op_compiler", "acl_tdt_channel", "acl_tdt_queue", "acl_dvpp", "acl_dvpp_mpi"]
 ALIASES += ["acl_dvpp_op", "msprofiler", "runtime", "platform", "c_sec", "nnopbase", "ascend_hal", "atb"]
-COMPILER = ["g++", "-std=c++17", "-O2", "-fPIC", "-pthread", "-Wall", "-Wno-misleading-indentation"]
-COMPILER += ["-Wno-unused-function", "-fvisibility=hidden", f"-I{RUNTIME}", f"-I{HERE / 'operators'}"]
 # Names of CANN's C and C++ interfaces; everything else that is undefined comes from the system.
 WANTED = re.compile(
     r"acl|Acl|rt[A-Z]|hal[A-Z]|drv[A-Z]|Msprof|Hccl|Nnopbase|Dlog|Alog|CheckLogLevel|prof[A-Z]"
@@ -41,13 +37,6 @@ REFUSED = """\
 {name}:
     jmp fakeLaunch@PLT
 """
-RETURNS_ZERO = """\
-.globl {name}
-.type {name},@function
-{name}:
-    xor %eax,%eax
-    ret
-"""
 
 
 def build(mindspore: Path, out: Path) -> None:
@@ -63,73 +52,33 @@ def build(mindspore: Path, out: Path) -> None:
     libraries, objects = out / "cann" / "lib64", out / "objects"
     for folder in (libraries, objects, out / "cann" / "opp"):
         folder.mkdir(parents=True, exist_ok=True)
-    compiled = _compile(objects)
-    defined = set().union(*(_symbols(path, "--defined-only") for path in compiled.values()))
+    # The graph engine's classes are met by libraries that were built with the old string type.
+    extra = {"": [f"-I{HERE / 'operators'}"], "graph_engine": ["-D_GLIBCXX_USE_CXX11_ABI=0"]}
+    compiled = compile_all(SOURCES, objects, extra)
+    defined = set().union(*(symbols(path, "--defined-only") for path in compiled.values()))
     needed, looked_up = _wanted_by(mindspore)
     operators = {name.removesuffix("GetWorkspaceSize") for name in looked_up if name.startswith("aclnn")}
     refused = sorted(operators - defined)
     others = sorted((needed | {name for name in looked_up if not name.startswith("aclnn")}) - defined)
     texts = "".join(f'text_{index}: .asciz "{name}"\n' for index, name in enumerate(refused))
     code = "".join(REFUSED.format(name=name, index=index) for index, name in enumerate(refused))
-    refusing = _assemble(objects / "refused", f".text\n{code}.section .rodata\n{texts}")
-    zeros = _assemble(objects / "zeros", ".text\n" + "".join(RETURNS_ZERO.format(name=name) for name in others))
-    empty = _assemble(objects / "empty", "")
-    exports = objects / "exports.map"
-    exports.write_text("{ global: acl*; Hccl*; fake*; local: *; };\n")
-
-    def link(name: str, parts: Iterable[Path], needs: Iterable[str] = (), only_exports: bool = False) -> None:
-        command = ["g++", "-shared", "-pthread", "-o", libraries / f"lib{name}.so", *parts, f"-Wl,-soname,lib{name}.so"]
-        command += [f"-L{libraries}", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed", *(f"-l{other}" for other in needs)]
-        _run(command + ([f"-Wl,--version-script={exports}"] if only_exports else []))
-
+    refusing = assemble(objects / "refused", f".text\n{code}.section .rodata\n{texts}")
+    zeros = assemble(objects / "zeros", ".text\n" + "".join(RETURNS_ZERO.format(name=name) for name in others))
+    empty = assemble(objects / "empty", "")
     own = [path for name, path in compiled.items() if name not in ("graph_engine", "hccl")]
-    link("ge_runner", [compiled["graph_engine"], zeros])
-    link("ascendcl", [*own, refusing], ["ge_runner"], only_exports=True)
-    link("hccl", [compiled["hccl"]], ["ascendcl"], only_exports=True)
+    link(libraries, "ge_runner", [compiled["graph_engine"], zeros])
+    link(libraries, "ascendcl", [*own, refusing], ["ge_runner"], EXPORTS)
+    link(libraries, "hccl", [compiled["hccl"]], ["ascendcl"], EXPORTS)
     for name in ALIASES:
-        link(name, [empty], ["ascendcl"])
-
-
-def _compile(objects: Path) -> dict[str, Path]:
-    """Compile the sources side by side; return the object files by name."""
-    compiled = {source.stem: objects / f"{source.stem}.o" for source in SOURCES}
-    running = []
-    for source in SOURCES:
-        # The graph engine's classes are met by libraries that were built with the old string type.
-        extra = ["-D_GLIBCXX_USE_CXX11_ABI=0"] if source.stem == "graph_engine" else []
-        command = [*COMPILER, *extra, "-c", source, "-o", compiled[source.stem]]
-        running.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
-    errors = [process.communicate()[1] for process in running]
-    failed = [error for process, error in zip(running, errors) if process.returncode]
-    if failed:
-        raise RuntimeError("\n".join(failed))
-    return compiled
+        link(libraries, name, [empty], ["ascendcl"])
 
 
 def _wanted_by(mindspore: Path) -> tuple[set[str], set[str]]:
     """Return the names MindSpore links against and those it looks up at run time."""
     plugins = [path for path in mindspore.glob("lib/plugin/**/lib*.so*") if "gpu" not in str(path)]
     ascend = [path for path in plugins if "ascend" in str(path)]
-    needed = set().union(*(_symbols(path, "-D", "--undefined-only") for path in plugins))
+    needed = set().union(*(symbols(path, "-D", "--undefined-only") for path in plugins))
     own = {*mindspore.glob("lib/*.so*"), *plugins}
-    provided = set().union(*(_symbols(path, "-D", "--defined-only") for path in own))
+    provided = set().union(*(symbols(path, "-D", "--defined-only") for path in own))
     looked_up = {match.decode() for path in ascend for match in LOOKED_UP.findall(path.read_bytes())}
     return {name for name in needed - provided if WANTED.match(name)}, looked_up
-
-
-def _symbols(path: Path, *flags: str) -> set[str]:
-    lines = subprocess.run(["nm", *flags, path], capture_output=True, text=True, check=False).stdout.splitlines()
-    return {line.split()[-1].partition("@")[0] for line in lines if line.split()}
-
-
-def _assemble(stem: Path, code: str) -> Path:
-    source = stem.with_suffix(".S")
-    source.write_text(code + '.section .note.GNU-stack,"",@progbits\n')
-    _run(["gcc", "-c", source, "-o", stem.with_suffix(".o")])
-    return stem.with_suffix(".o")
-
-
-def _run(command: list[object]) -> None:
-    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
-    if result.returncode:
-        raise RuntimeError(f"{command[0]} failed: {result.stderr}")

@@ -1,9 +1,7 @@
-// The few types and constants of the CANN interface that the emulation uses, and
-// the internal interface between its libraries (fake*).  Written from the public ABI.
+// The few types and constants of the CANN interface that the emulation uses.  Written from the public ABI.
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#define EXP extern "C" __attribute__((visibility("default")))
 typedef int aclError;
 typedef void *aclrtStream, *aclrtEvent, *aclrtContext, *aclrtDrvMemHandle;
 enum {
@@ -86,11 +84,4 @@ struct HcclSendRecvItem {
 };
 enum { COMM_NAME_MAX_LENGTH = 128 };
 
-extern "C" {
-// Run fn(arg) on the stream's worker, in stream order.  The result is 0 or an ACL
-// error code, which poisons the stream.  fn owns arg.
-void fakeStreamPush(void* stream, int (*fn)(void*), void* arg);
-int fakeStreamId(void* stream);
-void fakeSetErrMsg(const char* msg);  // for aclGetRecentErrMsg
-int fakeDeviceError(void);            // sticky, 0 = healthy
-}
+#include "internal.h"

@@ -741,6 +741,10 @@ EXP const char* HcclGetErrorString(HcclResult r) {
 EXP HcclResult HcclSetConfig(int, int) {
     return HCCL_SUCCESS;
 }
+EXP HcclResult HcclGetConfig(int, int32_t* value) {
+    *value = 0;
+    return HCCL_SUCCESS;
+}
 #define REFUSE(N)                                              \
     EXP HcclResult N() {                                       \
         fprintf(stderr, "[fake_hccl] unimplemented " #N "\n"); \

@@ -610,6 +610,10 @@ static bool inside(std::map<uintptr_t, size_t>& m, const void* p) {
     return (uintptr_t)p < it->first + it->second;
 }
 // With FAKE_NPU_POISON=1 fresh memory is NaN in every float type: shows reads of unwritten memory.
+EXP int fakeMemoryKind(const void* p) {
+    std::lock_guard<std::mutex> l(gMemMu);
+    return inside(devBlocks(), p) ? 2 : inside(hostBlocks(), p) ? 1 : 0;
+}
 static void poisonFresh(void* p, size_t n) {
     static int poison = envInt("FAKE_NPU_POISON", 0);
     if (poison)

@@ -1,0 +1,52 @@
+"""hyper_pp.torch_npu on torch_npu's own code: backend hccl, sends that block, streams, fresh memory full of NaN."""
+
+from pathlib import Path
+
+import launch_npu
+import pytest
+
+REASON = launch_npu.why_not()
+if REASON is not None:
+    pytest.skip(REASON, allow_module_level=True)
+
+import crossed_worker  # noqa: E402 - needs what is checked above
+import twin_worker  # noqa: E402 - likewise
+from crossed_cases import crossed_plan  # noqa: E402 - likewise
+from parity_worker import name_of  # noqa: E402 - likewise
+
+from hyper_pp import ScheduleError, verify  # noqa: E402 - likewise
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def launched(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(f"twin{request.param}")
+    return launch_npu.launch(Path(twin_worker.__file__), request.param, folder)
+
+
+@pytest.mark.parametrize("case", twin_worker.grid(), ids=name_of)
+def test_losses_outputs_and_gradients_are_those_of_the_cpu(launched, case):
+    launched.check(name_of(case))
+
+
+def test_the_launch_ends_well(launched):
+    assert launched.returncode == 0, launched.output[-4000:]
+
+
+def test_the_verifier_refuses_a_plan_whose_sends_cross():
+    with pytest.raises(ScheduleError, match=r"deadlock under blocking rendezvous"):
+        verify(crossed_plan())
+
+
+def test_a_plan_whose_sends_cross_hangs_until_the_time_out(tmp_path):
+    result = launch_npu.launch(Path(crossed_worker.__file__), 2, tmp_path, timeout=150, HCCL_EXEC_TIMEOUT="5")
+    for report in result.reports:
+        assert report.get("the right order") == "", result.output[-4000:]
+        assert report.get("the other order") != "", "the step must not end"
+    assert result.returncode not in (0, None), result.output[-4000:]
+    assert "EI0002" in result.output, result.output[-4000:]
+
+
+def test_the_same_plan_in_its_own_order_runs(tmp_path):
+    result = launch_npu.launch(Path(crossed_worker.__file__), 2, tmp_path, "right", timeout=150, HCCL_EXEC_TIMEOUT="5")
+    assert result.reports == [{"the right order": "", "the other order": ""}] * 2, result.output[-4000:]
+    assert result.returncode == 0
