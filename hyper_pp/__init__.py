@@ -4,8 +4,10 @@ The names here need neither MindSpore nor torch; the executors are ``hyper_pp.mi
 """
 
 from hyper_pp.actions import Action, CustomOp, Op, Order, Orders, declare_op
+from hyper_pp.batch_order import BatchOrder
 from hyper_pp.costs import Costs
 from hyper_pp.errors import HyperPPError, PipelineError, PlanFormatError, ScheduleError
+from hyper_pp.owners import balanced_owners, owned_micro_batches
 from hyper_pp.plan import Plan
 from hyper_pp.shape import PipelineShape
 from hyper_pp.simulate import Simulation, simulate
@@ -16,6 +18,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Action",
+    "BatchOrder",
     "Costs",
     "CustomOp",
     "HyperPPError",
@@ -29,7 +32,9 @@ __all__ = [
     "ScheduleError",
     "Simulation",
     "Transpose",
+    "balanced_owners",
     "declare_op",
+    "owned_micro_batches",
     "simulate",
     "verify",
 ]

@@ -5,6 +5,7 @@ from typing import Any
 
 from hyper_pp.engine import PipelineEngine
 from hyper_pp.microbatch import Splitter, offsets, split_sizes, weights_of
+from hyper_pp.shards import agree_on_sizes
 from hyper_pp.step import StepInputs
 
 
@@ -56,7 +57,12 @@ class BatchSplitter:
         *args, target = inputs
         args_dim, target_dim, kwargs_dim = self._dims(args, target, kwargs)
         if self._sharded_inputs:
-            sizes = self._agree_on_sizes(args, args_dim, kwargs, kwargs_dim)
+            sizes = agree_on_sizes(
+                self._engine.transport,
+                self._owned,
+                lambda: self._batch_size(args, args_dim, kwargs, kwargs_dim),
+                self._num_micro_batches,
+            )
         else:
             batch_size = self._batch_size(args, args_dim, kwargs, kwargs_dim)
             if batch_size is None:
@@ -102,19 +108,3 @@ class BatchSplitter:
         found = self._splitter.batch_size(target, dim)
         if found is not None and found != batch_size:
             raise ValueError(f"inputs and target disagree on the batch size: {batch_size} and {found}")
-
-    def _agree_on_sizes(
-        self, args: list[Any], args_dim: list[Any], kwargs: Mapping[str, Any], kwargs_dim: dict[str, Any]
-    ) -> list[int]:
-        """Tell all ranks how many samples each was given; return the micro-batch sizes these must come from."""
-        mine = (self._batch_size(args, args_dim, kwargs, kwargs_dim) or 0) if self._owned else 0
-        given = self._engine.transport.all_gather_object((self._owned, mine))
-        sizes = split_sizes(sum(count for _, count in given), self._num_micro_batches)
-        for rank, (owned, count) in enumerate(given):
-            expected = sum(sizes[m] for m in owned)
-            if count != expected:
-                raise ValueError(
-                    f"rank {rank} owns micro-batches {list(owned)} with {expected} of the batch's {sum(sizes)} samples "
-                    f"(got {count}): with sharded_inputs=True each rank passes what it owns"
-                )
-        return sizes

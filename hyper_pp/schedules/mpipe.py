@@ -44,14 +44,19 @@ def mpipe_orders(
         frozen = num_layers == 0
     body, _ = interleaved_orders(shape, less_memory=less_memory)
     num_transposed = min(shape.num_ranks, shape.num_micro_batches)
-    owners = tuple(m if m < num_transposed else 0 for m in range(shape.num_micro_batches))
     transpose = Transpose(
-        owners, num_layers=num_layers, frozen=frozen, explicit_backward=explicit_backward and not frozen
+        mpipe_owners(shape), num_layers=num_layers, frozen=frozen, explicit_backward=explicit_backward and not frozen
     )
     orders = [_head(rank, num_transposed, frozen) + order for rank, order in enumerate(body)]
     if not frozen:
         orders[0] = _with_block(orders[0], num_transposed, explicit_backward)
     return tuple(orders), transpose
+
+
+def mpipe_owners(shape: PipelineShape) -> tuple[int, ...]:
+    """Return the owner of each micro-batch: rank m of m < min(P, M), rank 0 of the others."""
+    num_transposed = min(shape.num_ranks, shape.num_micro_batches)
+    return tuple(m if m < num_transposed else 0 for m in range(shape.num_micro_batches))
 
 
 def _head(rank: int, num_transposed: int, frozen: bool) -> Order:

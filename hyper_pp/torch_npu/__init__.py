@@ -9,6 +9,7 @@ load_torch()
 
 from torch.distributed.pipelining import Pipe, SplitPoint, build_stage, pipe_split, pipeline  # noqa: E402
 
+from hyper_pp.torch_npu.data import OwnedBatchSampler  # noqa: E402
 from hyper_pp.torch_npu.microbatch import TensorChunkSpec, merge_chunks, split_args_kwargs_into_chunks  # noqa: E402
 from hyper_pp.torch_npu.model import get_pipeline_schedule, split_model  # noqa: E402
 from hyper_pp.torch_npu.pipeline_stage import PipelineStage  # noqa: E402
@@ -28,6 +29,7 @@ from hyper_pp.torch_npu.schedules import (  # noqa: E402
 from hyper_pp.torch_npu.transposed import ScheduleFromPlan, ScheduleMPipeTranspose  # noqa: E402
 
 __all__ = [
+    "OwnedBatchSampler",
     "Pipe",
     "PipelineScheduleMulti",
     "PipelineScheduleSingle",

@@ -69,37 +69,21 @@ class BatchCutter:
         size = self._plain.batch_size(value, dim)
         return self._plain.cut(value, dim, [(0, 0)] * count if size is None else offsets(split_sizes(size, count)))
 
-    def batch_size(self, args: tuple[Value, ...], kwargs: Mapping[str, Value]) -> int:
-        """Return how many samples the arguments hold; 0 where nothing is split."""
-        return self._plain.batch_size((args, dict(kwargs)), self._dims(args, kwargs)) or 0
+    def batch_size(self, args: tuple[Value, ...], kwargs: Mapping[str, Value]) -> int | None:
+        """Return how many samples the arguments hold; None where nothing is split."""
+        return self._plain.batch_size((args, dict(kwargs)), self._dims(args, kwargs))
 
     def cut_shard(
-        self,
-        args: tuple[Value, ...],
-        kwargs: Mapping[str, Value],
-        rank: int,
-        given: Sequence[tuple[Sequence[int], int]],
+        self, args: tuple[Value, ...], kwargs: Mapping[str, Value], owned: Sequence[int], sizes: Sequence[int]
     ) -> dict[int, tuple[tuple[Value, ...], dict[str, Value]]]:
         """Return (args, kwargs) by micro-batch, cut from the part of the batch that this rank was given.
 
         Args:
             args: Positional arguments of the micro-batches this rank owns, joined in index order.
             kwargs: Keyword arguments likewise.
-            rank: This rank.
-            given: For every rank the micro-batches it owns, and how many samples it was given.
-
-        Raises:
-            ValueError: A rank was given another number of samples than its micro-batches have.
+            owned: Those micro-batches.
+            sizes: Samples of every micro-batch of the step.
         """
-        sizes = split_sizes(sum(count for _, count in given), self._num_micro_batches)
-        for other, (owned, count) in enumerate(given):
-            expected = sum(sizes[m] for m in owned)
-            if count != expected:
-                raise ValueError(
-                    f"rank {other} owns micro-batches {list(owned)} with {expected} of the batch's {sum(sizes)} "
-                    f"samples (got {count}): with sharded_inputs=True each rank passes what it owns"
-                )
-        owned = given[rank][0]
         spans = offsets([sizes[m] for m in owned])
         return dict(zip(owned, self._plain.cut((args, dict(kwargs)), self._dims(args, kwargs), spans)))
 

@@ -11,6 +11,7 @@ from hyper_pp.choose import choose_plan
 from hyper_pp.engine import PipelineEngine
 from hyper_pp.plan import Plan
 from hyper_pp.protocols import Value
+from hyper_pp.shards import agree_on_sizes
 from hyper_pp.torch_npu.schedule_base import PipelineSchedule
 
 
@@ -56,9 +57,10 @@ class BlockSchedule(PipelineSchedule):
         if not self._sharded_inputs:
             return super()._cut_inputs(args, kwargs)
         own = self._input_micro_batches
-        size = self._cutter.batch_size(args, kwargs) if own else 0
-        gathered = self._transport.all_gather_object((own, size))
-        return self._cutter.cut_shard(args, kwargs, self._transport.rank, gathered), {}
+        sizes = agree_on_sizes(
+            self._transport, own, lambda: self._cutter.batch_size(args, kwargs), self._n_microbatches
+        )
+        return self._cutter.cut_shard(args, kwargs, own, sizes), {}
 
 
 class ScheduleMPipeTranspose(BlockSchedule):
