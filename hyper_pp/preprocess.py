@@ -59,6 +59,7 @@ class PreprocessRunner:
         self._transpose = transpose
         self._seed = seed
         self._dependencies = engine.dependencies
+        self._sent: list[Tensor] | None = None  # on rank 0: the parameters as the replicas have them
         self.begin()
 
     def begin(self) -> None:
@@ -195,8 +196,25 @@ class PreprocessRunner:
     # -- transfers -------------------------------------------------------------------------------------------------
 
     def _broadcast(self, action: Action) -> None:
+        """Bring the replicas up to date, where rank 0's parameters changed since the last time.
+
+        Values are compared, not version counters: optimizers write past those. It takes a copy on rank 0, and one
+        element that tells the others.
+        """
         assert self.stage is not None
-        self._engine.transport.broadcast(self.stage.parameters(), 0)
+        engine, parameters = self._engine, self.stage.parameters()
+        tensors = engine.tensors
+        if not parameters or engine.transport.num_ranks == 1:
+            return
+        known = self._sent is not None and len(self._sent) == len(parameters)
+        changed = engine.rank == 0 and not (known and tensors.same(parameters, self._sent or ()))
+        flag = tensors.full(tensors.spec(parameters[0])._replace(shape=(1,)), float(changed))
+        engine.transport.broadcast([flag], 0)
+        if tensors.number(flag) == 0:
+            return
+        engine.transport.broadcast(parameters, 0)
+        if engine.rank == 0:
+            self._sent = [tensors.copy(parameter) for parameter in parameters]
 
     def _send_output(self, action: Action) -> None:
         assert action.micro_batch is not None
@@ -242,13 +260,27 @@ class PreprocessRunner:
         """Sum the block's gradients onto rank 0, which alone keeps what earlier steps accumulated."""
         stage, engine = self.stage, self._engine
         assert stage is not None
-        parameters = stage.parameters()
-        grads = [
-            engine.tensors.full(engine.tensors.spec(parameter), 0.0) if grad is None else grad
-            for parameter, grad in zip(parameters, stage.gradients())
-        ]
-        summed = engine.transport.reduce(grads, 0)
-        stage.set_gradients(summed if engine.rank == 0 else [None] * len(parameters))
+        tensors, found = engine.tensors, stage.gradients()
+        specs = [tensors.spec(parameter) for parameter in stage.parameters()]
+        if not specs:
+            return
+        # How many ranks have a gradient of each parameter: what none has stays None, as in one process.
+        counter = specs[0]._replace(shape=(1,))
+        if any(grad is None for grad in found):
+            count = tensors.concat([tensors.full(counter, float(grad is not None)) for grad in found], 0)
+        else:
+            count = tensors.full(counter._replace(shape=(len(found),)), 1.0)
+        grads = [tensors.full(spec, 0.0) if grad is None else grad for spec, grad in zip(specs, found)]
+        *summed, count = engine.transport.reduce([*grads, count], 0)
+        if engine.rank != 0:
+            stage.set_gradients([None] * len(specs))
+            return
+        stage.set_gradients(
+            [
+                None if grad is None and tensors.number(tensors.narrow(count, 0, index, 1)) == 0 else total
+                for index, (grad, total) in enumerate(zip(found, summed))
+            ]
+        )
 
     # -- small helpers ---------------------------------------------------------------------------------------------
 

@@ -54,6 +54,12 @@ class Tensors(Protocol):
     def add(self, left: Tensor, right: Tensor) -> Tensor:
         """Return the sum of two tensors of equal shape as a new tensor."""
 
+    def copy(self, tensor: Tensor) -> Tensor:
+        """Return a copy that belongs to no graph."""
+
+    def same(self, left: Sequence[Tensor], right: Sequence[Tensor]) -> bool:
+        """Tell whether two lists of tensors of equal shapes hold the same values; NaN is not the same as NaN."""
+
     def number(self, value: Any) -> float:
         """Return a one-element tensor or a number as a Python float."""
 

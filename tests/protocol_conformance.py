@@ -62,6 +62,23 @@ def add_makes_a_new_tensor(kit):
     assert (kit.values(left), kit.values(right)) == ([1, 2], [10, 20])
 
 
+def a_copy_keeps_its_values(kit):
+    x = kit.floats(1, 2)
+    copied = kit.tensors.copy(x)
+    assert kit.tensors.spec(copied) == kit.tensors.spec(x)
+    assert kit.values(copied) == [1, 2]
+    assert copied is not x
+
+
+def same_compares_every_value(kit):
+    left = [kit.floats(1, 2), kit.scalar(3)]
+    assert kit.tensors.same(left, [kit.floats(1, 2), kit.scalar(3)])
+    assert not kit.tensors.same(left, [kit.floats(1, 2.5), kit.scalar(3)])
+    assert not kit.tensors.same(left, [kit.floats(1, 2), kit.scalar(4)])
+    assert not kit.tensors.same([kit.floats(float("nan"))], [kit.floats(float("nan"))])
+    assert kit.tensors.same([], [])
+
+
 def number_takes_tensors_and_numbers(kit):
     assert [kit.tensors.number(value) for value in (kit.scalar(2.5), 3, 1.5)] == [2.5, 3.0, 1.5]
 
@@ -76,6 +93,8 @@ TENSORS_CASES = [
     weighted_sum_is_a_scalar,
     weighted_sum_of_nothing_is_zero,
     add_makes_a_new_tensor,
+    a_copy_keeps_its_values,
+    same_compares_every_value,
     number_takes_tensors_and_numbers,
 ]
 

@@ -8,7 +8,7 @@ import mindspore
 import numpy
 from mindspore import Tensor, mint
 
-from hyper_pp.mindspore.autograd import no_grad
+from hyper_pp.mindspore.autograd import cut, no_grad
 from hyper_pp.protocols import TensorSpec
 
 _NAMES = (
@@ -101,6 +101,19 @@ class MindSporeTensors:
         """Return the sum of two tensors of equal shape as a new tensor."""
         with no_grad():
             return left + right
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        """Return a copy that belongs to no graph."""
+        with no_grad():
+            return cut(tensor).copy()
+
+    def same(self, left: Sequence[Tensor], right: Sequence[Tensor]) -> bool:
+        """Tell whether two lists of tensors hold the same values; the host waits for the device once."""
+        if not left:
+            return True
+        with no_grad():
+            differ = [(one != other).any().reshape((1,)) for one, other in zip(left, right, strict=True)]
+            return not mint.cat([flag.astype(mindspore.int32) for flag in differ]).sum().item()
 
     def number(self, value: Any) -> float:
         """Return a one-element tensor or a number as a Python float."""

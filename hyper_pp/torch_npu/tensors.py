@@ -58,6 +58,17 @@ class TorchTensors:
         """Return the sum of two tensors of equal shape as a new tensor."""
         return left.detach() + right.detach()
 
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy that belongs to no graph."""
+        return tensor.detach().clone()
+
+    def same(self, left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> bool:
+        """Tell whether two lists of tensors hold the same values; the host waits for the device once."""
+        if not left:
+            return True
+        with torch.no_grad():
+            return not torch.stack([(one != other).any() for one, other in zip(left, right, strict=True)]).any().item()
+
     def number(self, value: Any) -> float:
         """Return a one-element tensor or a number as a Python float."""
         return float(value)

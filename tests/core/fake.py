@@ -55,6 +55,12 @@ class FakeTensors:
     def add(self, left, right):
         return FakeTensor([a + b for a, b in zip(left.data, right.data)], left.dtype, left.scalar)
 
+    def copy(self, tensor):
+        return FakeTensor(list(tensor.data), tensor.dtype, tensor.scalar)
+
+    def same(self, left, right):
+        return all(a.data == b.data for a, b in zip(left, right, strict=True))
+
     def number(self, value):
         return float(value.data[0] if isinstance(value, FakeTensor) else value)
 
@@ -286,11 +292,13 @@ class FakeTransport:
             late.take()
 
     def broadcast(self, tensors, source):
+        self.network.log[self.rank].append(("broadcast", source, len(tensors)))
         values = self.all_gather_object([list(tensor.data) for tensor in tensors])[source]
         for tensor, value in zip(tensors, values):
             tensor.data = list(value)
 
     def reduce(self, tensors, target):
+        self.network.log[self.rank].append(("reduce", target, len(tensors)))
         gathered = self.all_gather_object([list(tensor.data) for tensor in tensors])
         return [
             FakeTensor([sum(column) for column in zip(*values)], tensor.dtype, tensor.scalar)

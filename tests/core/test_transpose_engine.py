@@ -57,3 +57,48 @@ def test_a_split_backward_gives_the_gradients_of_a_whole_one(name, p, v, m, over
     assert loss == pytest.approx(expected_loss)
     by_stage = [pipeline.stages[stage].gradient.data[0] for stage in range(plan.shape.num_stages)]
     assert by_stage == pytest.approx(expected)
+
+
+def collectives(pipeline):
+    return [[entry for entry in log if entry[0] in ("broadcast", "reduce")] for log in pipeline.network.log]
+
+
+def test_parameters_travel_only_after_they_changed():
+    pipeline = Pipeline(Plan.build("transpose", 2, 1, 4, owners="round_robin"), block=lambda: ScaleStage(0.7))
+    seen = 0
+    for change, sends in [(None, True), (None, False), (2.0, True), (2.0, False), (None, False)]:
+        if change is not None:
+            pipeline.blocks[0].parameter = scalar(change)  # rank 0's optimizer; the same value again is no change
+        pipeline.step()
+        told, parameters, gradients = ("broadcast", 0, 1), ("broadcast", 0, 1), ("reduce", 0, 2)
+        expected = [told, parameters, gradients] if sends else [told, gradients]
+        assert [log[seen:] for log in collectives(pipeline)] == [expected] * 2
+        seen += len(expected)
+        assert pipeline.blocks[1].parameter.data == pipeline.blocks[0].parameter.data
+
+
+class Unused(ScaleStage):
+    """Its parameter gets no gradient on the ranks that ``without`` lists."""
+
+    def __init__(self, without, rank):
+        super().__init__(0.7)
+        self.skips = rank in without
+
+    def backward_weight(self, tape):
+        if not self.skips:
+            super().backward_weight(tape)
+
+
+@pytest.mark.parametrize("without", [(0, 1), (0,), (1,), ()])
+def test_a_parameter_that_no_owner_used_has_no_gradient(without):
+    ranks = iter(range(2))
+    plan = Plan.build("transpose", 2, 1, 4, owners="round_robin")
+    pipeline = Pipeline(plan, block=lambda: Unused(without, next(ranks)))
+    pipeline.step()
+    gradient = pipeline.blocks[0].gradient
+    assert (gradient is None) == (without == (0, 1))
+    _, (whole, *_) = reference(factors_of(pipeline, block=True))
+    if not without:
+        assert gradient.data[0] == pytest.approx(whole)
+    elif gradient is not None:
+        assert 0 < abs(gradient.data[0]) < abs(whole)
