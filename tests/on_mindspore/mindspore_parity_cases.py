@@ -15,15 +15,33 @@ def cases():
             for schedule in ("gpipe", "1f1b", "interleaved"):
                 if schedule != "1f1b" or num_chunks == 1:
                     yield {"schedule": schedule, **shape}
+            yield {"schedule": "interleaved_zb", **shape}
+            if num_chunks == 2:
+                yield {"schedule": "zbv", **shape}
             for layers, frozen in ((0, True), (1, False), (1, True), (2, False), (2, True)):
                 yield {"schedule": "mpipe", **shape, "num_transpose_layers": layers, "frozen": frozen}
+            if num_chunks < 3 and micro_size in (1, 3, 8):
+                for layers, options in TRANSPOSE:
+                    case = {"schedule": "transpose", **shape, "num_transpose_layers": layers, **options}
+                    yield {"frozen": layers == 0, **case}
+
+
+TRANSPOSE = (
+    (0, {}),
+    (1, {"frozen": True}),
+    (1, {"transpose_options": {"owners": "round_robin"}}),
+    (2, {"transpose_options": {"owners": "round_robin", "recompute": True}}),
+    (1, {"transpose_options": {"owners": "round_robin", "max_live": 1}}),
+    (1, {"transpose_options": {"owners": "round_robin", "backward": "central"}}),
+    (1, {"transpose_options": {"owners": "inline"}}),
+)
 
 
 def name_of(case):
     text = "{schedule}-v{num_chunks}-m{micro_size}".format(**case)
     if "frozen" in case:
         text += f"-t{case['num_transpose_layers']}-{'frozen' if case['frozen'] else 'trainable'}"
-    return text
+    return "-".join([text, *(f"{key} {value}" for key, value in case.get("transpose_options", {}).items())])
 
 
 def largest_excess(found, expected):
