@@ -1,12 +1,16 @@
-"""Compare orders of a step whose first layers are a trainable preprocess block, by simulation, as a Markdown table.
+"""Compare orders of a step whose first layers are a trainable preprocess block, as Markdown tables.
 
-    python scripts/bench_schedules.py [--latency 0.05]
+    python scripts/bench_schedules.py [--latency 0.05]     # by simulation
+    python scripts/bench_schedules.py --run torch          # for real, on 4 ranks whose layers sleep
+    python scripts/bench_schedules.py --run mindspore
 
-Each cell holds step time, efficiency, and the most stage inputs and block graphs that a rank holds at a time. Costs are
-F=1 and B=2 for each chunk, TB = 2·TF. Exit status 1 if ``transpose`` misses a bound or takes too long to build.
+Each cell of the simulated table holds step time, efficiency, and the most stage inputs and block graphs that a rank holds at a time. Costs are
+F=1 and B=2 for each chunk, TB = 2·TF. The real run measures ``transpose`` and ``mpipe`` beside their simulation with
+the run's own costs (``bench_sleeping.py``). Exit status 1 if ``transpose`` misses a bound or takes too long to build.
 """
 
 import argparse
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -120,11 +124,29 @@ def simulated(latency: float) -> bool:
     return good and slowest <= MOST_SECONDS
 
 
+def real(framework: str) -> bool:
+    """Run bench_sleeping.py on 4 ranks and print its table; return whether transpose keeps to its bounds."""
+    here = Path(__file__).resolve().parent
+    launcher = here / ("torchrun_train.sh" if framework == "torch" else "msrun_train.sh")
+    command = ["bash", launcher, "--ranks", "4", "--script", here / "bench_sleeping.py", "--framework", framework]
+    result = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=False)
+    rows = [line.removeprefix("ROW") for line in result.stdout.splitlines() if line.startswith("ROW")]
+    if result.returncode or not rows:
+        raise SystemExit(f"{launcher.name} failed (exit status {result.returncode}):\n{result.stdout[-2000:]}")
+    print(f"{framework}, P=4 V=1 M=8; measured and simulated in ms\n")
+    print("| schedule | measured | simulated | measured / simulated | measured / mpipe | costs of the run, ms |")
+    print("|---|---|---|---|---|---|")
+    print("\n".join(rows))
+    return not any("MISSED" in row for row in rows)
+
+
 def main() -> None:
-    """Print the table; exit 1 if a bound is missed."""
+    """Print a table; exit 1 if a bound is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--latency", type=float, default=0.0, help="of a message, where a forward takes 1 (default: 0)")
-    if not simulated(parser.parse_args().latency):
+    parser.add_argument("--run", choices=("torch", "mindspore"), help="measure for real, on this framework")
+    options = parser.parse_args()
+    if not (real(options.run) if options.run else simulated(options.latency)):
         raise SystemExit("a bound is missed")
 
 
