@@ -4,9 +4,10 @@
     python scripts/bench_schedules.py --run torch          # for real, on 4 ranks whose layers sleep
     python scripts/bench_schedules.py --run mindspore
 
-Each cell of the simulated table holds step time, efficiency, and the most stage inputs and block graphs that a rank holds at a time. Costs are
-F=1 and B=2 for each chunk, TB = 2·TF. The real run measures ``transpose`` and ``mpipe`` beside their simulation with
-the run's own costs (``bench_sleeping.py``). Exit status 1 if ``transpose`` misses a bound or takes too long to build.
+Each cell of the simulated table holds step time, efficiency, and the most stage inputs and block graphs that a rank
+holds at a time. Costs are F=1 and B=2 for each chunk, TB = 2·TF. The real run measures ``transpose`` and ``mpipe``
+beside their simulation with the run's own costs (``bench_sleeping.py``). Exit status 1 if ``transpose`` misses a bound
+or takes too long to build.
 """
 
 import argparse
