@@ -371,6 +371,7 @@ def evaluation_between_steps_changes_nothing():
 
 
 import mindspore_agreement_cases  # noqa: E402, F401 - its cases join the list
+import mindspore_sharded_cases  # noqa: E402, F401 - likewise
 
 if __name__ == "__main__":
     main()

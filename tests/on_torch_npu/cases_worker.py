@@ -1,12 +1,13 @@
-"""Under torchrun, 2 ranks: the cases of boundary_cases and step_cases."""
+"""Under torchrun, 2 ranks: the cases of boundary_cases, step_cases and sharded_cases."""
 
 import boundary_cases
+import sharded_cases
 import step_cases
 import torch
 import torch.distributed as dist
 from torchrun_launch import run_cases
 
-CASES = {case.__name__: case for module in (boundary_cases, step_cases) for case in module.CASES}
+CASES = {case.__name__: case for module in (boundary_cases, step_cases, sharded_cases) for case in module.CASES}
 
 
 def main():

@@ -283,31 +283,6 @@ def a_model_is_cut_and_scheduled_in_one_call():
     assert [len(part) for part in split_model(model, 2, 1, rank(), [1, 4])] == [(1, 4)[rank()]]
 
 
-def each_rank_may_bring_only_what_it_owns():
-    torch.manual_seed(8)
-    block, body = nn.Linear(4, 4), nn.Linear(4, 4)
-    x, target = torch.randn(7, 4), torch.randn(7, 4)
-    for preprocess in (block, None):
-        stage = PipelineStage(body if rank() else nn.Identity(), rank(), 2, CPU)
-        schedule = ScheduleMPipeTranspose(
-            [stage], 3, nn.functional.mse_loss, preprocess=preprocess, sharded_inputs=True
-        )
-        parts = x.tensor_split(3)
-        mine = parts[1] if rank() else torch.cat([parts[0], parts[2]])
-        losses = []
-        output = schedule.step(mine, target=target, losses=losses)
-        if rank() == 1:
-            expected = body(block(x) if preprocess else x)
-            torch.testing.assert_close(output, expected.detach())
-        wrong = x[:4]
-        try:
-            schedule.step(wrong, target=target)
-        except ValueError as error:
-            assert "with sharded_inputs=True each rank passes what it owns" in str(error)
-        else:
-            raise AssertionError("no error")
-
-
 def a_delayed_weight_half_runs_after_each_backward():
     calls = []
     module = Scale(1)
