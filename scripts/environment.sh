@@ -9,7 +9,7 @@
 #     PYTHON=/path/to/python3.11    build with this Python instead of searching for one
 #     HYPER_PP_PYTHON=/path/to/python    use this interpreter and what it has installed as it is
 #     HYPER_PP_CACHE=/some/folder    where environments are kept
-#     HYPER_PP_LAYERS="base torch"    what is wanted; base (MindSpore and the test tools) is the default
+#     HYPER_PP_LAYERS="base torch npu"    what is wanted: MindSpore and the test tools (the default), torch, torch-npu
 
 HYPER_PP_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
@@ -92,9 +92,9 @@ _hyper_pp_reaches() {
   "$1/bin/python" -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1] + "/torch/", timeout=5)' "$2" 2>/dev/null
 }
 
-# Prints the names of one group of constraints.txt: "base" is above the line "# torch", "torch" below it.
+# Prints the names of one group of constraints.txt: "base" is above the line "# torch", the others below their own.
 _hyper_pp_packages() {
-  awk -v want="$1" 'BEGIN { group = "base" } /^# torch$/ { group = "torch" }
+  awk -v want="$1" 'BEGIN { group = "base" } /^# [a-z]+$/ { group = $2 }
     /^[A-Za-z]/ && group == want { sub(/[=<>].*/, ""); print }' "$HYPER_PP_ROOT/scripts/constraints.txt"
 }
 
@@ -111,7 +111,7 @@ _hyper_pp_check_mindspore() {
   return 1
 }
 
-# Brings the environment $1 (Python $2, interpreter $3) to the layers wanted. A layer is complete when its stamp is there,
+# Brings environment $1 (Python $2, interpreter $3) to the layers wanted. A layer is complete when its stamp is there,
 # so an interrupted run leaves nothing that a later one would trust. Returns 3 where the interpreter can't make one.
 _hyper_pp_make() {
   local venv="$1" minor="$2" python="$3" layer started=$SECONDS
@@ -132,7 +132,9 @@ _hyper_pp_make() {
       _hyper_pp_say "installing MindSpore and the test tools for Python $minor into $venv"
       _hyper_pp_say "about 3 GB on disk, usually 2 to 4 minutes; this happens once, later runs and other clones reuse it"
     else
-      _hyper_pp_say "adding $layer: about 1 GB on disk, usually 1 to 2 minutes; this happens once"
+      local size="1 GB"
+      [ "$layer" = torch ] || size="200 MB"
+      _hyper_pp_say "adding $layer: about $size on disk, usually 1 to 2 minutes; this happens once"
     fi
     local -a packages
     mapfile -t packages < <(_hyper_pp_packages "$layer")

@@ -18,7 +18,7 @@ for stage in "${stages[@]}"; do
   fi
 done
 layers=base
-if [[ " ${stages[*]} " =~ " torch "|" emulated_npu " ]]; then layers="base torch"; fi
+if [[ " ${stages[*]} " =~ " torch "|" emulated_npu " ]]; then layers="base torch"; fi  # and npu, when its stage comes
 HYPER_PP_LAYERS="$layers" source "$root/scripts/environment.sh" || exit 1
 cd "$root"
 # With torch-npu installed and no CANN, torch does not load unless told not to look for it.
@@ -68,8 +68,12 @@ can_emulate() {
 stage_emulated() { ! can_emulate || run_pytest emulated tests/emulated_cann --ignore tests/emulated_cann/on_torch_npu; }
 stage_emulated_npu() {
   can_emulate || return 0
+  if ! HYPER_PP_LAYERS="base torch npu" source "$root/scripts/environment.sh"; then
+    echo "skipped: torch-npu can't be installed; why is said above"
+    return
+  fi
   if ! python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch_npu") is None)'; then
-    echo "skipped: torch-npu isn't installed for $HYPER_PP_PYTHON"
+    echo "skipped: HYPER_PP_PYTHON has no torch-npu (got $HYPER_PP_PYTHON)"
     return
   fi
   run_pytest emulated_npu tests/emulated_cann/on_torch_npu

@@ -69,7 +69,8 @@ class Machine:
 
 
 BASE = "mindspore numpy safetensors pytest hypothesis ruff mypy setuptools wheel"
-TORCH = "torch torch-npu pyyaml"
+TORCH = "torch"
+NPU = "torch-npu pyyaml"
 
 
 @pytest.fixture
@@ -119,6 +120,25 @@ def test_torch_is_a_layer_added_to_the_same_environment_once(machine):
         status, out, err = machine.run(HYPER_PP_LAYERS="base torch", HYPER_PP_PYTHON=python)
         assert (status, out.split("|")[0]) == (0, python), err
     assert machine.installs() == [BASE, TORCH]
+
+
+def test_torch_npu_is_a_layer_on_top_of_torch(machine):
+    python = machine.run(HYPER_PP_LAYERS="base torch")[1].split("|")[0]
+    for _ in range(2):
+        status, out, err = machine.run(HYPER_PP_LAYERS="base torch npu", HYPER_PP_PYTHON=python)
+        assert (status, out.split("|")[0]) == (0, python), err
+    assert machine.installs() == [BASE, TORCH, NPU]
+
+
+def test_where_torch_npu_cannot_be_installed_the_layers_below_stay_usable(machine):
+    python = machine.run(HYPER_PP_LAYERS="base torch")[1].split("|")[0]
+    Path(f"{machine.log}.offline").touch()
+    status, _, err = machine.run(HYPER_PP_LAYERS="base torch npu", HYPER_PP_PYTHON=python)
+    assert status == 1
+    assert "pip could not install torch-npu pyyaml" in err
+    status, out, _ = machine.run(HYPER_PP_LAYERS="base torch", HYPER_PP_PYTHON=python)
+    assert (status, out.split("|")[0]) == (0, python)
+    assert machine.installs() == [BASE, TORCH, NPU, NPU, NPU]
 
 
 def test_an_interrupted_installation_is_made_anew(machine):
