@@ -13,7 +13,7 @@ from gpt_common import VOCABULARY, GptConfig
 from mindspore import Parameter, Tensor, mint, nn
 
 
-class _Weights:
+class Weights:
     """Draws one layer's initial weights from a generator of its own.
 
     The stream depends on (seed, layer) only, so a layer starts with the same values on whichever rank it is built and
@@ -33,7 +33,8 @@ class _Weights:
         return Parameter(Tensor(np.zeros(shape, np.float32)))
 
 
-def _rms_norm(x: Tensor, scale: Tensor) -> Tensor:
+def rms_norm(x: Tensor, scale: Tensor) -> Tensor:
+    """Scales each vector to a mean square of 1, then by `scale`."""
     return x * mint.rsqrt(mint.mean(x * x, -1, True) + 1e-5) * scale
 
 
@@ -42,7 +43,7 @@ class Embedding(nn.Cell):
 
     def __init__(self, config: GptConfig, layer: int) -> None:
         super().__init__()
-        weights = _Weights(config, layer)
+        weights = Weights(config, layer)
         self.token = weights.normal(VOCABULARY, config.hidden, std=0.02)
         self.position = weights.normal(config.context, config.hidden, std=0.02)
 
@@ -55,7 +56,7 @@ class Block(nn.Cell):
 
     def __init__(self, config: GptConfig, layer: int) -> None:
         super().__init__()
-        weights, hidden = _Weights(config, layer), config.hidden
+        weights, hidden = Weights(config, layer), config.hidden
         self.num_heads = config.num_heads
         # Residual branches start small so that the stream's variance does not grow with depth.
         out_std = 0.02 / math.sqrt(2 * config.num_blocks)
@@ -71,8 +72,8 @@ class Block(nn.Cell):
         self.mask = Tensor(np.triu(np.full((config.context, config.context), -1e9, np.float32), 1))
 
     def construct(self, x: Tensor) -> Tensor:
-        x = x + self._attention(_rms_norm(x, self.norm1))
-        up = mint.matmul(_rms_norm(x, self.norm2), self.up) + self.up_bias
+        x = x + self._attention(rms_norm(x, self.norm1))
+        up = mint.matmul(rms_norm(x, self.norm2), self.up) + self.up_bias
         return x + (mint.matmul(mint.nn.functional.silu(up), self.down) + self.down_bias)
 
     def _attention(self, x: Tensor) -> Tensor:
@@ -92,12 +93,12 @@ class Head(nn.Cell):
 
     def __init__(self, config: GptConfig, layer: int) -> None:
         super().__init__()
-        weights = _Weights(config, layer)
+        weights = Weights(config, layer)
         self.norm = weights.ones(config.hidden)
         self.projection = weights.normal(config.hidden, VOCABULARY, std=0.02)
 
     def construct(self, x: Tensor) -> Tensor:
-        return mint.matmul(_rms_norm(x, self.norm), self.projection)
+        return mint.matmul(rms_norm(x, self.norm), self.projection)
 
 
 def build_layers(config: GptConfig) -> list[nn.Cell]:
