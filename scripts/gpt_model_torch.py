@@ -9,7 +9,7 @@ from gpt_common import VOCABULARY, GptConfig
 from torch import Tensor, nn
 
 
-class _Weights:
+class Weights:
     """Draws one layer's initial weights, the values that gpt_model.py draws."""
 
     def __init__(self, config: GptConfig, layer: int) -> None:
@@ -19,7 +19,8 @@ class _Weights:
         return nn.Parameter(torch.from_numpy(self._random.normal(0.0, std, shape).astype(np.float32)))
 
 
-def _rms_norm(x: Tensor, scale: Tensor) -> Tensor:
+def rms_norm(x: Tensor, scale: Tensor) -> Tensor:
+    """Scales each vector to a mean square of 1, then by `scale`."""
     return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5) * scale
 
 
@@ -28,7 +29,7 @@ class Embedding(nn.Module):
 
     def __init__(self, config: GptConfig, layer: int) -> None:
         super().__init__()
-        weights = _Weights(config, layer)
+        weights = Weights(config, layer)
         self.token = weights.normal(VOCABULARY, config.hidden, std=0.02)
         self.position = weights.normal(config.context, config.hidden, std=0.02)
 
@@ -42,7 +43,7 @@ class Block(nn.Module):
 
     def __init__(self, config: GptConfig, layer: int) -> None:
         super().__init__()
-        weights, hidden = _Weights(config, layer), config.hidden
+        weights, hidden = Weights(config, layer), config.hidden
         self.num_heads = config.num_heads
         out_std = 0.02 / math.sqrt(2 * config.num_blocks)
         self.norm1 = nn.Parameter(torch.ones(hidden))
@@ -58,8 +59,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend, then transform."""
-        x = x + self._attention(_rms_norm(x, self.norm1))
-        up = _rms_norm(x, self.norm2) @ self.up + self.up_bias
+        x = x + self._attention(rms_norm(x, self.norm1))
+        up = rms_norm(x, self.norm2) @ self.up + self.up_bias
         return x + (nn.functional.silu(up) @ self.down + self.down_bias)
 
     def _attention(self, x: Tensor) -> Tensor:
@@ -77,13 +78,13 @@ class Head(nn.Module):
 
     def __init__(self, config: GptConfig, layer: int) -> None:
         super().__init__()
-        weights = _Weights(config, layer)
+        weights = Weights(config, layer)
         self.norm = nn.Parameter(torch.ones(config.hidden))
         self.projection = weights.normal(config.hidden, VOCABULARY, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
         """Project."""
-        return _rms_norm(x, self.norm) @ self.projection
+        return rms_norm(x, self.norm) @ self.projection
 
 
 def build_layers(config: GptConfig) -> nn.Sequential:
