@@ -26,7 +26,11 @@ from hyper_pp.torch_npu.schedules import (  # noqa: E402
     _ScheduleForwardOnly,
     get_schedule_class,
 )
-from hyper_pp.torch_npu.transposed import ScheduleFromPlan, ScheduleMPipeTranspose  # noqa: E402
+from hyper_pp.torch_npu.transposed import (  # noqa: E402
+    ScheduleFromPlan,
+    ScheduleMPipeTranspose,
+    ScheduleTranspose,
+)
 
 __all__ = [
     "OwnedBatchSampler",
@@ -42,6 +46,7 @@ __all__ = [
     "ScheduleInterleavedZeroBubble",
     "ScheduleLoopedBFS",
     "ScheduleMPipeTranspose",
+    "ScheduleTranspose",
     "ScheduleZBVZeroBubble",
     "SplitPoint",
     "TensorChunkSpec",

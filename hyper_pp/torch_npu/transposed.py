@@ -1,4 +1,4 @@
-"""Schedules that torch has not: MPipe Transpose, and any plan from a file."""
+"""Schedules that torch has not: transpose, MPipe Transpose, and any plan from a file."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -8,15 +8,18 @@ import torch
 from torch import nn
 
 from hyper_pp.choose import choose_plan
+from hyper_pp.costs import Costs
 from hyper_pp.engine import PipelineEngine
 from hyper_pp.plan import Plan
 from hyper_pp.protocols import Value
+from hyper_pp.schedules.transpose import Owners
 from hyper_pp.shards import agree_on_sizes
-from hyper_pp.torch_npu.schedule_base import PipelineSchedule
+from hyper_pp.torch_npu.schedule_base import PipelineSchedule, PlanMaker
+from hyper_pp.transpose import Backward
 
 
 class BlockSchedule(PipelineSchedule):
-    """Base of the schedules that may have a preprocess block; see :class:`ScheduleMPipeTranspose`."""
+    """Base of the schedules that may have a preprocess block; see :class:`ScheduleTranspose`."""
 
     def __init__(
         self,
@@ -63,6 +66,70 @@ class BlockSchedule(PipelineSchedule):
         return self._cutter.cut_shard(args, kwargs, own, sizes), {}
 
 
+class ScheduleTranspose(BlockSchedule):
+    """Interleaved 1F1B whose preprocess block fills the time in which the ranks would idle.
+
+    Every micro-batch of the block has an owner, which runs its forward, ships the output to rank 0, keeps the graph and
+    runs the backward when rank 0 sends the output's gradient. The gradients are summed onto rank 0, where the block
+    trains; the modules of other ranks are replicas that follow, and what their buffers count there is dropped. Random
+    numbers of a block that trains are drawn from one seed per micro-batch. Every rank passes the whole batch.
+
+    Args:
+        stages: This rank's stages, in the loop placement.
+        n_microbatches: M.
+        loss_fn: Called with (output, target) of a micro-batch; None runs forwards only.
+        preprocess: Module in front of stage 0; None spreads the data only.
+        num_transpose_layers: How many of the model's layers it holds; None if it is a module of its own. 0: data only.
+        backward: ``"owner"`` as above. ``"central"``: rank 0 gets the block's inputs too, and recomputes.
+        frozen: The block has nothing to train; None: as its parameters say.
+        recompute: Owner backward only: keep the block's inputs and run its forward again, instead of keeping the graph.
+        max_live: Owner backward only: most micro-batches of the block that a rank may hold from forward to backward.
+        owners: ``"round_robin"``, ``"inline"`` (all on rank 0) or the rank of each micro-batch; None: the faster one.
+        costs: Durations to plan for; see :class:`hyper_pp.Costs`.
+        less_memory: Hold no more stage inputs than interleaved 1F1B with ``less_memory``.
+        sharded_inputs: Each rank passes only the micro-batches it owns, joined in index order; see
+            :func:`hyper_pp.owned_micro_batches`. The target stays whole, on the last stage's rank.
+        args_chunk_spec: How positional arguments are split; None: along dimension 0.
+        kwargs_chunk_spec: How keyword arguments are split, by keyword; they go to the block.
+        output_merge_spec: How outputs are joined; None: along dimension 0.
+        scale_grads: As for the other schedules.
+        weight_fn: Target of a micro-batch → its weight in the mean.
+        dynamic_shapes: Shapes that cross stages may change at every micro-batch.
+        overlap_p2p: False waits at each transfer.
+
+    Raises:
+        ValueError: Stages, block and options don't fit together.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Any],
+        n_microbatches: int,
+        loss_fn: Callable[..., torch.Tensor] | None = None,
+        *,
+        preprocess: nn.Module | None,
+        num_transpose_layers: int | None = None,
+        backward: Backward = "owner",
+        frozen: bool | None = None,
+        recompute: bool = False,
+        max_live: int | None = None,
+        owners: Owners | None = None,
+        costs: Costs | None = None,
+        less_memory: bool = False,
+        **options: Any,
+    ) -> None:
+        chosen = {
+            "backward": backward,
+            "recompute": recompute,
+            "max_live": max_live,
+            "owners": owners,
+            "costs": costs,
+            "less_memory": less_memory,
+        }
+        make_plan = _plan_maker("transpose", preprocess, num_transpose_layers, frozen, chosen)
+        super().__init__(stages, n_microbatches, loss_fn, make_plan, preprocess=preprocess, **options)
+
+
 class ScheduleMPipeTranspose(BlockSchedule):
     """Interleaved 1F1B whose preprocess block runs on all ranks at once for the first min(P, M) micro-batches.
 
@@ -106,25 +173,8 @@ class ScheduleMPipeTranspose(BlockSchedule):
         frozen: bool | None = None,
         **options: Any,
     ) -> None:
-        _check_block(preprocess)
-        if preprocess is None and num_transpose_layers is None:
-            num_transpose_layers = 0
-        trains = preprocess is not None and any(parameter.requires_grad for parameter in preprocess.parameters())
         chosen = {"explicit_backward": explicit_backward, "less_memory": less_memory}
-        if frozen is not None:
-            chosen["frozen"] = frozen
-
-        def make_plan(num_ranks: int, num_chunks: int, num_micro_batches: int) -> Plan:
-            return choose_plan(
-                "mpipe",
-                num_ranks=num_ranks,
-                num_chunks=num_chunks,
-                num_micro_batches=num_micro_batches,
-                block_layers=num_transpose_layers,
-                frozen=not trains,
-                transpose_options=chosen,
-            )
-
+        make_plan = _plan_maker("mpipe", preprocess, num_transpose_layers, frozen, chosen)
         super().__init__(stages, n_microbatches, loss_fn, make_plan, preprocess=preprocess, **options)
 
 
@@ -136,7 +186,7 @@ class ScheduleFromPlan(BlockSchedule):
         plan_or_file: A plan or the path of a file.
         loss_fn: Called with (output, target) of a micro-batch; None runs forwards only.
         preprocess: Module of the preprocess block, for plans that have one.
-        **options: As for :class:`ScheduleMPipeTranspose`: chunk and merge specs, ``scale_grads``, ``sharded_inputs``,
+        **options: As for :class:`ScheduleTranspose`: chunk and merge specs, ``scale_grads``, ``sharded_inputs``,
             ``weight_fn``, ``dynamic_shapes``, ``overlap_p2p``.
 
     Raises:
@@ -168,6 +218,34 @@ class ScheduleFromPlan(BlockSchedule):
 
         super().__init__(stages, plan.shape.num_micro_batches, loss_fn, make_plan, preprocess=preprocess, **options)
 
+
+def _plan_maker(
+    schedule: str,
+    preprocess: nn.Module | None,
+    num_transpose_layers: int | None,
+    frozen: bool | None,
+    chosen: dict[str, Any],
+) -> PlanMaker:
+    """Return what makes a schedule's plan for this block and these options of the schedule."""
+    _check_block(preprocess)
+    if preprocess is None and num_transpose_layers is None:
+        num_transpose_layers = 0
+    trains = preprocess is not None and any(parameter.requires_grad for parameter in preprocess.parameters())
+    if frozen is not None:
+        chosen = {**chosen, "frozen": frozen}
+
+    def make_plan(num_ranks: int, num_chunks: int, num_micro_batches: int) -> Plan:
+        return choose_plan(
+            schedule,
+            num_ranks=num_ranks,
+            num_chunks=num_chunks,
+            num_micro_batches=num_micro_batches,
+            block_layers=num_transpose_layers,
+            frozen=not trains,
+            transpose_options=chosen,
+        )
+
+    return make_plan
 
 
 def _check_block(preprocess: object) -> None:

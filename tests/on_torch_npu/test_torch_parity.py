@@ -16,7 +16,7 @@ def test_one_rank(case):
 
 @pytest.fixture(scope="module", params=[2, 4])
 def launched(request, tmp_path_factory):
-    return launch(WORKER, request.param, tmp_path_factory.mktemp(f"parity{request.param}"))
+    return launch(WORKER, request.param, tmp_path_factory.mktemp(f"parity{request.param}"), timeout=400)
 
 
 @pytest.mark.parametrize("case", grid(), ids=name_of)
