@@ -17,12 +17,12 @@ def earlier_gradients_set_aside(stages: Sequence[TorchStage]) -> Iterator[None]:
     Autograd adds in place, so a step that fails half-way would leave a part of its gradients in what earlier steps
     accumulated.
     """
-    earlier = {
-        parameter: parameter.grad
-        for stage in stages
-        for parameter in stage.parameters()
-        if parameter.grad is not None
-    }
+    earlier = {}
+    for stage in stages:
+        overwritten = stage.replicated is not None and stage.replicated.gradients_in_buckets
+        for parameter in stage.parameters():
+            if parameter.grad is not None:
+                earlier[parameter] = parameter.grad.clone() if overwritten else parameter.grad
     if not earlier:
         yield
         return

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hyper_pp.protocols import Value
+from hyper_pp.torch_npu.replicated import unwrapped
 
 
 def keywords_by_stage(
@@ -37,7 +38,7 @@ def keywords_by_stage(
 
 def _taken(module: Any, names: Sequence[str]) -> set[str]:
     try:
-        parameters = inspect.signature(module.forward).parameters.values()
+        parameters = inspect.signature(unwrapped(module).forward).parameters.values()
     except (AttributeError, TypeError, ValueError):
         return set(names)
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):

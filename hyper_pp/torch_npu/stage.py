@@ -1,13 +1,14 @@
 """A module as a stage: forwards that are cut from each other, backwards in any order."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
 from hyper_pp.protocols import Value
+from hyper_pp.torch_npu.replicated import Replicated, replicated
 from hyper_pp.torch_npu.split_backward import WeightHalf, backward_input
 from hyper_pp.tree import Slot, flatten, unflatten
 
@@ -22,19 +23,22 @@ class TorchTape:
         inputs: For each tensor of the positional inputs, the leaf whose gradient is wanted, or None.
         outputs: For each tensor of the output, the tensor with its graph.
         dw_builder: Of the stage, see there.
+        replicated: Steers the stage's all-reduce, if it has one.
     """
 
-    __slots__ = ("dw_builder", "inputs", "outputs", "requires_grad", "weight_half")
+    __slots__ = ("dw_builder", "inputs", "outputs", "replicated", "requires_grad", "weight_half")
 
     def __init__(
         self,
         inputs: list[Tensor | None],
         outputs: list[Tensor],
         dw_builder: Callable[[], Callable[..., None]] | None = None,
+        replicated: Replicated | None = None,
     ) -> None:
         self.inputs = inputs
         self.outputs = outputs
         self.dw_builder = dw_builder
+        self.replicated = replicated
         self.requires_grad = tuple([output.requires_grad for output in outputs])
         self.weight_half: Callable[[], None] | None = None
 
@@ -58,6 +62,7 @@ class TorchStage:
         self.function = function
         self._dw_builder = dw_builder
         self._module = function if isinstance(function, nn.Module) else None
+        self.replicated = replicated(function)
 
     def forward(
         self,
@@ -81,7 +86,7 @@ class TorchStage:
                 return self.forward(args, kwargs, needs_grad=needs_grad, record=record, continues=continues)
         if not record:
             with torch.no_grad():
-                return self.function(*args, **kwargs), None
+                return self._call(args, kwargs), None
         if continues is not None:
             given, skeleton = flatten(args, _is_tensor)
             args = unflatten(skeleton, [*continues.outputs, *given[len(continues.outputs) :]])
@@ -98,23 +103,31 @@ class TorchStage:
             ]
             args = unflatten(skeleton, leaves)
         with torch.enable_grad():
-            output = self.function(*args, **kwargs)
+            output = self._call(args, kwargs)
         if continues is None:
-            wanted, builder = [leaf if leaf.requires_grad else None for leaf in leaves], self._dw_builder
+            wanted = [leaf if leaf.requires_grad else None for leaf in leaves]
+            options = self._dw_builder, self.replicated
         else:
-            wanted, builder = continues.inputs, continues.dw_builder
+            wanted, options = continues.inputs, (continues.dw_builder, continues.replicated)
         if isinstance(output, Tensor):
-            return output.detach(), TorchTape(wanted, [output], builder)
+            return output.detach(), TorchTape(wanted, [output], *options)
         outputs, skeleton = flatten(output, _is_tensor)
-        return unflatten(skeleton, [item.detach() for item in outputs]), TorchTape(wanted, outputs, builder)
+        return unflatten(skeleton, [item.detach() for item in outputs]), TorchTape(wanted, outputs, *options)
+
+    def _call(self, args: tuple[Value, ...], kwargs: Mapping[str, Value]) -> Value:
+        if self.replicated is None:
+            return self.function(*args, **kwargs)
+        with self.replicated.forward():
+            return self.function(*args, **kwargs)
 
     def backward(self, tape: TorchTape, output_grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Add parameter gradients to ``.grad``; return those of the inputs."""
         outputs, grads = _with_grad(tape, output_grads)
-        if outputs:
-            torch.autograd.backward(outputs, grads)
-        if tape.dw_builder is not None:
-            tape.dw_builder()()
+        with _last_synchronised(tape, outputs):
+            if outputs:
+                torch.autograd.backward(outputs, grads)
+            if tape.dw_builder is not None:
+                tape.dw_builder()()
         result = _taken(tape.inputs)
         tape.outputs = []
         return result
@@ -122,7 +135,8 @@ class TorchStage:
     def backward_input(self, tape: TorchTape, output_grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients of the inputs; leave those of the parameters to :meth:`backward_weight`."""
         outputs, grads = _with_grad(tape, output_grads)
-        tape.outputs = []
+        if tape.replicated is None or not tape.replicated.looks_for_unused:
+            tape.outputs = []
         if tape.dw_builder is not None:
             if outputs:
                 torch.autograd.backward(outputs, grads)
@@ -137,8 +151,10 @@ class TorchStage:
     def backward_weight(self, tape: TorchTape) -> None:
         """Add the parameter gradients that :meth:`backward_input` left."""
         assert tape.weight_half is not None
-        tape.weight_half()
+        with _last_synchronised(tape, tape.outputs):
+            tape.weight_half()
         tape.weight_half = None
+        tape.outputs = []
 
     # -- parameters ------------------------------------------------------------------------------------------------
 
@@ -166,6 +182,10 @@ class TorchStage:
         """Replace ``.grad`` of each trainable parameter by a copy, since later backwards add in place."""
         for parameter, gradient in zip(self.parameters(), gradients):
             parameter.grad = None if gradient is None else gradient.detach().clone()
+
+
+def _last_synchronised(tape: TorchTape, outputs: Sequence[Tensor]) -> AbstractContextManager[None]:
+    return nullcontext() if tape.replicated is None else tape.replicated.backward(outputs)
 
 
 def _with_grad(tape: TorchTape, output_grads: Sequence[Tensor | None]) -> tuple[list[Tensor], list[Tensor]]:

@@ -1,9 +1,9 @@
-"""Two pipelines side by side: activations come from the right global rank in either layout."""
+"""Two pipelines side by side: messages from the right global rank in either layout, and replicas of one model."""
 
 from pathlib import Path
 
 import pytest
-from groups_worker import CASES
+from groups_worker import CASES, REPLICATED
 from torchrun_launch import launch
 
 
@@ -15,3 +15,12 @@ def launched(tmp_path_factory):
 @pytest.mark.parametrize("case", CASES)
 def test_each_pipeline_trains_on_its_own_data(launched, case):
     launched.check(case)
+
+
+@pytest.mark.parametrize("case", REPLICATED)
+def test_replicas_add_up_their_gradients_once_a_step(launched, case):
+    launched.check(f"ddp {case}")
+
+
+def test_the_launch_ends_well(launched):
+    assert launched.returncode == 0, launched.output[-4000:]
