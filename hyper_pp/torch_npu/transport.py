@@ -163,29 +163,33 @@ class TorchTransport:
         """Overwrite the tensors on every other rank with those of ``source``."""
         if self.num_ranks == 1:
             return
+        sends = self.rank == source
         with torch.no_grad():
             for bucket in _buckets(tensors):
-                wire = torch.cat([_bytes_of(tensor.detach().contiguous()) for tensor in bucket])
-                dist.broadcast(wire, self.global_ranks[source], group=self.group)
-                if self.rank == source:
-                    continue
-                start = 0
-                for tensor in bucket:
-                    size = tensor.numel() * tensor.element_size()
-                    part = wire[start : start + size].clone()  # a part may lie where its dtype can't be read in place
-                    tensor.copy_(part.view(tensor.dtype).view(tensor.shape))
-                    start += size
+                # A tensor that fills a bucket travels from and to where it is.
+                in_place = len(bucket) == 1 and bucket[0].is_contiguous()
+                if in_place:
+                    wire = bucket[0].detach().reshape(-1)
+                elif sends:
+                    wire = _joined(bucket)
+                else:
+                    wire = bucket[0].new_empty(sum([tensor.numel() for tensor in bucket]))
+                dist.broadcast(_native(wire), self.global_ranks[source], group=self.group)
+                if not (in_place or sends):
+                    for tensor, part in zip(bucket, wire.split([tensor.numel() for tensor in bucket])):
+                        tensor.copy_(part.view(tensor.shape))
 
     def reduce(self, tensors: Sequence[Tensor], target: int) -> list[Tensor]:
-        """Return the sums over ranks on ``target``, undefined values elsewhere."""
+        """Return the sums over ranks on ``target``, undefined values elsewhere; the sums share memory in groups."""
         if self.num_ranks == 1:
             return [tensor.detach() for tensor in tensors]
         results: dict[int, Tensor] = {}
         for bucket in _buckets(tensors):
-            wire = torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
+            wire = _joined(bucket)
             dist.reduce(wire, self.global_ranks[target], group=self.group)
-            for tensor, part in zip(bucket, wire.split([tensor.numel() for tensor in bucket])):
-                results[id(tensor)] = part.view(tensor.shape).clone()
+            if self.rank == target:
+                for tensor, part in zip(bucket, wire.split([tensor.numel() for tensor in bucket])):
+                    results[id(tensor)] = part.view(tensor.shape)
         return [results.get(id(tensor), tensor) for tensor in tensors]
 
     def all_gather_object(self, value: Any) -> list[Any]:
@@ -205,6 +209,16 @@ class TorchTransport:
 def _bytes_of(tensor: Tensor) -> Tensor:
     """Return a contiguous tensor's memory as a flat tensor of bytes."""
     return tensor.reshape(-1).view(torch.uint8)
+
+
+def _native(wire: Tensor) -> Tensor:
+    """Return a flat tensor as what the backends carry."""
+    return wire if wire.dtype in _NATIVE else _bytes_of(wire)
+
+
+def _joined(bucket: Sequence[Tensor]) -> Tensor:
+    """Return copies of tensors of one dtype one after another."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
