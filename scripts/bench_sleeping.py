@@ -4,9 +4,9 @@
     bash scripts/msrun_train.sh --ranks 4 --script scripts/bench_sleeping.py --framework mindspore
 
 A layer sleeps a fixed time in its forward and twice that in its backward, so that ranks overlap on any number of
-cores; the preprocess block is such a layer too. ``transpose`` and ``mpipe`` take turns. Simulated is what the run's own costs
-give: of each op the lower quartile of its durations (the others waited for a message), of a message half the time from
-a send to its answer, of a collective the shortest that a rank spent in one. Rank 0 prints a row for each schedule.
+cores; the preprocess block is such a layer too. ``transpose`` and ``mpipe`` take turns. Simulated is what the run's
+own costs give: of each op the lower quartile of its durations (the others waited for a message), of a message half the
+time from a send to its answer, of a collective the shortest that a rank spent in one. Rank 0 prints a row for each.
 """
 
 import argparse
