@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from digits_data import Inputs, Pages, Targets, written_right
 from gpt_options import Progress, make_optimizer, set_device
-from mindspore import Tensor, dataset
+from mindspore import Tensor, dataset, mint
 from mindspore.communication import get_group_size, get_rank, init
 from vlm_common import add_pipeline_options, data_options, make_config, make_parser, transpose_options
 from vlm_model import Tower, build_decoder, count_bytes, text_loss
@@ -87,9 +87,10 @@ def main() -> None:
     given = [Tensor(np.stack(column)) for column in zip(*shown)] if shown else [None, None]
     expected = np.stack([held_out.targets(page) for page in batch])
     _, logits = net.eval_step(*given, Tensor(expected) if is_last else None)
-    if is_last:
-        right = written_right(logits.asnumpy(), expected)
-        print(f"{label}: {right} of {len(batch)} pages it has not seen are written right", flush=True)
+    right = Tensor([float(written_right(logits.asnumpy(), expected)) if is_last else 0.0])
+    mint.distributed.all_reduce(right)  # rank 0's output is the one that is shown
+    if rank == 0:
+        print(f"{label}: {right.asnumpy()[0]:.0f} of {len(batch)} pages it has not seen are written right", flush=True)
 
 
 if __name__ == "__main__":

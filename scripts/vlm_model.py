@@ -12,6 +12,7 @@ from gpt_model import Block, Head, Weights, rms_norm
 from mindspore import Tensor, mint, nn
 from vlm_common import NUM_PATCHES, PATCH, TOWER_LAYER, VlmConfig
 
+
 class ViewBlock(Block):
     """A transformer block in which each patch sees all others of its image: (images, patches, hidden) in and out."""
 
