@@ -1,5 +1,6 @@
 """hyper_pp.torch_npu on torch_npu's own code: backend hccl, sends that block, streams, fresh memory full of NaN."""
 
+import functools
 from pathlib import Path
 
 import launch_npu
@@ -17,19 +18,31 @@ from parity_worker import name_of  # noqa: E402 - likewise
 from hyper_pp import ScheduleError, verify  # noqa: E402 - likewise
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def launched(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(f"twin{request.param}")
-    return launch_npu.launch(Path(twin_worker.__file__), request.param, folder)
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory):
+    """Return the launch on so many ranks; each is made at first use."""
+
+    @functools.cache
+    def on(num_ranks):
+        folder = tmp_path_factory.mktemp(f"twin{num_ranks}")
+        return launch_npu.launch(Path(twin_worker.__file__), num_ranks, folder)
+
+    return on
 
 
-@pytest.mark.parametrize("case", twin_worker.grid(), ids=name_of)
-def test_losses_outputs_and_gradients_are_those_of_the_cpu(launched, case):
-    launched.check(name_of(case))
+CASES = [(num_ranks, case) for num_ranks in (2, 4) for case in twin_worker.grid(num_ranks)]
 
 
-def test_the_launch_ends_well(launched):
-    assert launched.returncode == 0, launched.output[-4000:]
+@pytest.mark.parametrize(
+    ("num_ranks", "case"), CASES, ids=[f"P={num_ranks} {name_of(case)}" for num_ranks, case in CASES]
+)
+def test_losses_outputs_and_gradients_are_those_of_the_cpu(launched, num_ranks, case):
+    launched(num_ranks).check(name_of(case))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_the_launch_ends_well(launched, num_ranks):
+    assert launched(num_ranks).returncode == 0, launched(num_ranks).output[-4000:]
 
 
 def test_the_verifier_refuses_a_plan_whose_sends_cross():
