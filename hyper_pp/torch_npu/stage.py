@@ -218,13 +218,21 @@ def _random_numbers_from(seed: int) -> Iterator[None]:
 
 @contextmanager
 def _buffers_kept(module: nn.Module) -> Iterator[None]:
-    """Put a module's buffers back afterwards: a recompute must not count twice."""
-    before = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    """Let a module change copies of its buffers: a recompute must not count twice.
+
+    The copies stay as they are for the backward of what is recorded meanwhile.
+    """
+    before = [
+        (part, name, buffer)
+        for part in module.modules()
+        for name, buffer in part._buffers.items()
+        if buffer is not None
+    ]
+    copies = {buffer: buffer.detach().clone() for _, _, buffer in before}
     try:
+        for part, name, buffer in before:
+            part._buffers[name] = copies[buffer]
         yield
     finally:
-        with torch.no_grad():
-            for buffer, value in before:
-                # A buffer that didn't change is not written: that would make autograd think that it did.
-                if not torch.equal(buffer, value):
-                    buffer.copy_(value)
+        for part, name, buffer in before:
+            part._buffers[name] = buffer

@@ -1,13 +1,15 @@
-"""Under torchrun, 2 ranks: the cases of boundary_cases, step_cases and sharded_cases."""
+"""Under torchrun, 2 ranks: the cases of boundary_cases, step_cases, sharded_cases and transpose_cases."""
 
 import boundary_cases
 import sharded_cases
 import step_cases
 import torch
 import torch.distributed as dist
+import transpose_cases
 from torchrun_launch import run_cases
 
-CASES = {case.__name__: case for module in (boundary_cases, step_cases, sharded_cases) for case in module.CASES}
+MODULES = (boundary_cases, step_cases, sharded_cases, transpose_cases)
+CASES = {case.__name__: case for module in MODULES for case in module.CASES}
 
 
 def main():

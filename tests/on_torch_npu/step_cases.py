@@ -340,4 +340,37 @@ def the_transport_conforms():
         case(transport, KIT)
 
 
+def a_block_of_many_tensors_travels_in_few_messages():
+    from hyper_pp.torch_npu import transport as module
+
+    def made():
+        small = [torch.full((3,), float(i + 1)) for i in range(50)]
+        dtypes = (torch.float64, torch.bfloat16, torch.complex64)
+        others = [torch.full((2, 2), 2, dtype=dtype) for dtype in dtypes]
+        # Not contiguous, empty, and larger than a bucket.
+        return [*small, *others, torch.arange(6.0).view(2, 3).t(), torch.ones(0), torch.ones(2**23 + 1)]
+
+    transport = module.TorchTransport(None, CPU)
+    calls = []
+    patched = {"broadcast": dist.broadcast, "reduce": dist.reduce}
+    for name, function in patched.items():
+        setattr(dist, name, lambda *a, name=name, f=function, **k: (calls.append((name, a[0].dtype)), f(*a, **k)))
+    try:
+        tensors = made() if rank() == 1 else [torch.zeros_like(tensor) for tensor in made()]
+        places = [tensor.data_ptr() for tensor in tensors]
+        transport.broadcast(tensors, 1)
+        sums = transport.reduce([tensor for tensor in tensors if not tensor.is_complex()], 0)
+    finally:
+        for name, function in patched.items():
+            setattr(dist, name, function)
+    assert [tensor.data_ptr() for tensor in tensors] == places
+    assert all(torch.equal(tensor, other) for tensor, other in zip(tensors, made()))
+    kinds = [torch.float32, torch.float32, torch.float64, torch.bfloat16]
+    sent = [torch.float32, torch.float32, torch.uint8, torch.bfloat16, torch.uint8]
+    assert calls == [("broadcast", kind) for kind in sent] + [("reduce", kind) for kind in kinds]
+    expected = [tensor * 2 for tensor in made() if not tensor.is_complex()]
+    assert rank() == 1 or all(torch.equal(tensor, other) for tensor, other in zip(sums, expected))
+    assert all(torch.equal(tensor, other) for tensor, other in zip(tensors, made())), "what was summed is as it was"
+
+
 CASES = [case for case in list(globals().values()) if callable(case) and getattr(case, "__module__", "") == __name__]
