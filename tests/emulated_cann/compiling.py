@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 RUNTIME = Path(__file__).resolve().parent / "runtime"
-RUNTIME_SOURCES = [RUNTIME / "runtime.cpp", RUNTIME / "hccl.cpp"]
-RUNTIME_HEADERS = [RUNTIME / "cann.h", RUNTIME / "internal.h"]
+RUNTIME_SOURCES = sorted(RUNTIME.glob("*.cpp"))  # acl_… are for libascendcl, hccl_… for libhccl
+RUNTIME_HEADERS = sorted(RUNTIME.glob("*.h"))
 COMPILER = ["g++", "-std=c++17", "-O2", "-fPIC", "-pthread", "-Wall", "-Wno-misleading-indentation"]
 COMPILER += ["-Wno-unused-function", "-fvisibility=hidden", f"-I{RUNTIME}"]
 EXPORTS = "{ global: acl*; Hccl*; fake*; local: *; };\n"

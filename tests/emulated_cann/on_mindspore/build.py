@@ -16,7 +16,7 @@ SOURCES = [
     HERE / "graph_engine.cpp",
     *sorted((HERE / "operators").glob("*.cpp")),
 ]
-HEADERS = [*RUNTIME_HEADERS, HERE / "operators" / "operators.h"]
+HEADERS = [*RUNTIME_HEADERS, *sorted((HERE / "operators").glob("*.h"))]
 # A look-up through any of these libraries must find everything.
 ALIASES = ["opapi", "graph", "acl_op_compiler", "acl_tdt_channel", "acl_tdt_queue", "acl_dvpp", "acl_dvpp_mpi"]
 ALIASES += ["acl_dvpp_op", "msprofiler", "runtime", "platform", "c_sec", "nnopbase", "ascend_hal", "atb"]
@@ -65,10 +65,11 @@ def build(mindspore: Path, out: Path) -> None:
     refusing = assemble(objects / "refused", f".text\n{code}.section .rodata\n{texts}")
     zeros = assemble(objects / "zeros", ".text\n" + "".join(RETURNS_ZERO.format(name=name) for name in others))
     empty = assemble(objects / "empty", "")
-    own = [path for name, path in compiled.items() if name not in ("graph_engine", "hccl")]
+    hccl = [path for name, path in compiled.items() if name.startswith("hccl_")]
+    own = [path for path in compiled.values() if path not in [*hccl, compiled["graph_engine"]]]
     link(libraries, "ge_runner", [compiled["graph_engine"], zeros])
     link(libraries, "ascendcl", [*own, refusing], ["ge_runner"], EXPORTS)
-    link(libraries, "hccl", [compiled["hccl"]], ["ascendcl"], EXPORTS)
+    link(libraries, "hccl", hccl, ["ascendcl"], EXPORTS)
     for name in ALIASES:
         link(libraries, name, [empty], ["ascendcl"])
 

@@ -38,9 +38,9 @@ def build(torch_npu: Path, out: Path) -> None:
     others = sorted(name for name in needed - defined - provided if name.startswith(WANTED))
     zeros = assemble(objects / "zeros", ".text\n" + "".join(RETURNS_ZERO.format(name=name) for name in others))
     empty = assemble(objects / "empty", "")
-    hccl = compiled.pop("hccl")
-    link(libraries, "ascendcl", compiled.values(), (), EXPORTS)
-    link(libraries, "hccl", [hccl], ["ascendcl"], EXPORTS)
+    hccl = [path for name, path in compiled.items() if name.startswith("hccl_")]
+    link(libraries, "ascendcl", [path for path in compiled.values() if path not in hccl], (), EXPORTS)
+    link(libraries, "hccl", hccl, ["ascendcl"], EXPORTS)
     link(libraries, "ge_runner", [zeros])
     for name in ALIASES:
         link(libraries, name, [empty], ["ascendcl"])

@@ -67,7 +67,8 @@ void cast(const Operand& in, const Operand& out) {
     });
 }
 void fill(const Buffer& value, const Buffer& out) {
-    for (size_t at = 0; at + value.bytes <= out.bytes; at += value.bytes) memcpy(out.data + at, value.data, value.bytes);
+    for (size_t at = 0; at + value.bytes <= out.bytes; at += value.bytes)
+        memcpy(out.data + at, value.data, value.bytes);
 }
 
 // paddings: for each dimension, how many elements are added in front and behind.
