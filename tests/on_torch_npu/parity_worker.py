@@ -1,6 +1,8 @@
 """Under torchrun: every schedule over a grid of shapes, beside a loop over the same micro-batches in one process."""
 
 import copy
+import os
+import tempfile
 
 import torch
 import torch.distributed as dist
@@ -8,12 +10,13 @@ from block_kinds import KINDS, MAIN_KINDS, SEED, WIDTH, Join, Mixing, options_of
 from torch import nn
 from torchrun_launch import run_cases
 
-from hyper_pp import owned_micro_batches
+from hyper_pp import Plan, owned_micro_batches
 from hyper_pp.partition import partition_layers
 from hyper_pp.shape import PipelineShape
 from hyper_pp.torch_npu import (
     PipelineStage,
     Schedule1F1B,
+    ScheduleFromPlan,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
@@ -33,17 +36,20 @@ MULTI = {
     "interleaved_zb": ScheduleInterleavedZeroBubble,
 }
 DEVICE = torch.device("cpu")  # the pipeline's; what it is compared with runs on the CPU
+OVERLAP = True  # False: wait at each transfer
 
 
 def grid():
     """Return (schedule, V, M, T, kind) of every case.
 
     Kinds: none, those of ``block_kinds``, for mpipe trained, explicit and frozen, for zbv default and given: who says
-    that the placement is a V.
+    that the placement is a V; for from_plan json, csv and mpipe: a file, or a plan with a block.
     """
     cases = [(name, 1, m, 0, "none") for name in SINGLE for m in MICRO_BATCHES]
     cases += [(name, v, m, 0, "none") for name in MULTI for v in (1, 2, 3) for m in MICRO_BATCHES]
     cases += [("zbv", 2, m, 0, kind) for m in MICRO_BATCHES for kind in ("default", "given")]
+    for v, m in ((1, 4), (2, 3), (2, 8)):
+        cases += [("from_plan", v, m, 0, kind) for kind in ("json", "csv")] + [("from_plan", v, m, 1, "mpipe")]
     for v in (1, 2, 3):
         for m in MICRO_BATCHES:
             cases.append(("mpipe", v, m, 0, "none"))
@@ -109,6 +115,11 @@ def make_schedule(case, stages, layers, rank):
             for stage in stages:
                 stage.stage_index_to_group_rank = {i: shape.rank_of(i) for i in range(shape.num_stages)}
         return ScheduleZBVZeroBubble(stages, m, loss_fn)
+    if kind in ("json", "csv"):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, f"plan.{kind}")
+            Plan.build("interleaved", stages[0].group_size, v, m).save(path)
+            return ScheduleFromPlan(stages, path, loss_fn)
     block = Chain([(str(i), layers[i]) for i in range(t)]) if t else None
     if block is not None and rank > 0:
         for tensor in [*block.parameters(), *block.buffers()]:
@@ -117,6 +128,9 @@ def make_schedule(case, stages, layers, rank):
         return ScheduleMPipeTranspose(
             stages, m, loss_fn, preprocess=block, num_transpose_layers=t, explicit_backward=kind == "explicit"
         )
+    if name == "from_plan":
+        plan = Plan.build("mpipe", stages[0].group_size, v, m, num_layers=t)
+        return ScheduleFromPlan(stages, plan, loss_fn, preprocess=block)
     options = {} if kind == "none" else options_of(kind, stages[0].group_size, m)
     return ScheduleTranspose(stages, m, loss_fn, preprocess=block, num_transpose_layers=t, **options)
 
@@ -134,12 +148,12 @@ def run_case(case):
         PipelineStage(Chain([(key, layers[int(key)]) for key in keys]), stage, shape.num_stages, DEVICE)
         for stage, keys in mine.items()
     ]
-    schedule = make_schedule(case, stages, layers, rank)
+    schedule = make_schedule(case, stages, layers, rank).configure(overlap_p2p=OVERLAP)
     torch.manual_seed(SEED)
     inputs, y = [torch.randn(BATCH, WIDTH) for _ in range(1 + (name == "transpose"))], torch.randn(BATCH, WIDTH)
     torch.manual_seed(SEED + 100 * rank)
     is_last = shape.num_stages - 1 in mine
-    passed = [x.to(DEVICE) for x in inputs] if rank == 0 or name in ("mpipe", "transpose") else []
+    passed = [x.to(DEVICE) for x in inputs] if rank == 0 or name in ("mpipe", "transpose") or kind == "mpipe" else []
     if kind == "sharded":
         own = owned_micro_batches(p, m, rank, schedule.plan)
         passed = [torch.cat([x.tensor_split(m)[i] for i in own]) for x in passed] if own else []

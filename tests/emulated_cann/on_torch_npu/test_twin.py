@@ -11,9 +11,9 @@ if REASON is not None:
     pytest.skip(REASON, allow_module_level=True)
 
 import crossed_worker  # noqa: E402 - needs what is checked above
+import device_cases  # noqa: E402 - likewise
 import twin_worker  # noqa: E402 - likewise
 from crossed_cases import crossed_plan  # noqa: E402 - likewise
-from parity_worker import name_of  # noqa: E402 - likewise
 
 from hyper_pp import ScheduleError, verify  # noqa: E402 - likewise
 
@@ -30,14 +30,17 @@ def launched(tmp_path_factory):
     return on
 
 
-CASES = [(num_ranks, case) for num_ranks in (2, 4) for case in twin_worker.grid(num_ranks)]
+CASES = [(num_ranks, name) for num_ranks in (2, 4) for name in twin_worker.cases_on(num_ranks)]
 
 
-@pytest.mark.parametrize(
-    ("num_ranks", "case"), CASES, ids=[f"P={num_ranks} {name_of(case)}" for num_ranks, case in CASES]
-)
-def test_losses_outputs_and_gradients_are_those_of_the_cpu(launched, num_ranks, case):
-    launched(num_ranks).check(name_of(case))
+@pytest.mark.parametrize(("num_ranks", "name"), CASES, ids=[f"P={num_ranks} {name}" for num_ranks, name in CASES])
+def test_losses_outputs_and_gradients_are_those_of_the_cpu(launched, num_ranks, name):
+    launched(num_ranks).check(name)
+
+
+@pytest.mark.parametrize("name", device_cases.CASES)
+def test_the_emulated_device_itself(launched, name):
+    launched(2).check(name)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
@@ -50,16 +53,10 @@ def test_the_verifier_refuses_a_plan_whose_sends_cross():
         verify(crossed_plan())
 
 
-def test_a_plan_whose_sends_cross_hangs_until_the_time_out(tmp_path):
+def test_a_plan_whose_sends_cross_hangs_until_the_time_out_where_the_right_order_runs(tmp_path):
     result = launch_npu.launch(Path(crossed_worker.__file__), 2, tmp_path, timeout=150, HCCL_EXEC_TIMEOUT="5")
     for report in result.reports:
         assert report.get("the right order") == "", result.output[-4000:]
-        assert report.get("the other order") != "", "the step must not end"
+        assert report.get("the crossed order") != "", "the step must not end"
     assert result.returncode not in (0, None), result.output[-4000:]
     assert "EI0002" in result.output, result.output[-4000:]
-
-
-def test_the_same_plan_in_its_own_order_runs(tmp_path):
-    result = launch_npu.launch(Path(crossed_worker.__file__), 2, tmp_path, "right", timeout=150, HCCL_EXEC_TIMEOUT="5")
-    assert result.reports == [{"the right order": "", "the other order": ""}] * 2, result.output[-4000:]
-    assert result.returncode == 0
