@@ -1,5 +1,6 @@
 """The schedule `transpose`: literal timetables, how short its steps are, what its options do, and what always holds."""
 
+import functools
 import itertools
 import json
 import os
@@ -27,8 +28,13 @@ def orders_of(p, v, m, **options):
     return [" ".join(map(str, order)) for order in plan.orders]
 
 
+@functools.cache
+def transpose_plan(p, v, m, costs, **options):
+    return Plan.build("transpose", p, v, m, costs=costs, **options)
+
+
 def step_time(p, v, m, costs, **options):
-    return simulate(Plan.build("transpose", p, v, m, costs=costs, **options), costs).step_time
+    return simulate(transpose_plan(p, v, m, costs, **options), costs).step_time
 
 
 def spread_plan(p, v, m, costs=None):
@@ -105,7 +111,7 @@ def yardstick(p, v, m, costs):
 def test_steps_come_close_to_the_yardstick(ranks_and_micro_batches, v, ratio):
     p, m = ranks_and_micro_batches
     costs = grid_costs(v, ratio)
-    plan = Plan.build("transpose", p, v, m, costs=costs)
+    plan = transpose_plan(p, v, m, costs)
     found = simulate(plan, costs)
     most = (MOST_4_RANKS if p == 4 else MOST)[v][ratio]
     assert found.step_time <= most * yardstick(p, v, m, costs) + 1e-9
@@ -135,7 +141,7 @@ def test_literal_step_times_beside_other_orders(shape, ratio, ours, spread, inli
 def test_two_live_graphs_per_rank_cost_at_most_a_tenth(ranks_and_micro_batches, v, ratio):
     p, m = ranks_and_micro_batches
     costs = grid_costs(v, ratio)
-    found = simulate(Plan.build("transpose", p, v, m, costs=costs, max_live=2), costs)
+    found = simulate(transpose_plan(p, v, m, costs, max_live=2), costs)
     assert max(found.peak_preprocess) <= 2
     without_limit = yardstick(p, v, m, costs) if v == 1 else step_time(p, v, m, costs)
     assert found.step_time <= 1.10 * without_limit + 1e-9
