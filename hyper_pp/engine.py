@@ -91,6 +91,7 @@ class PipelineEngine:
         # Once shapes are agreed, receives may stand earlier where the transport gains by it.
         self._may_settle = overlap_p2p and not dynamic_shapes
         self._settled_orders: dict[bool, Order] = {}
+        self._programs: dict[bool, list[tuple[Handler, Action]]] = {}
         self._max_sends = MAX_OUTSTANDING_SENDS
         self.preprocess = PreprocessRunner(self, preprocess, seed) if plan.transpose is not None else None
         self.body = BodyRunner(self, stages, loss)
@@ -158,6 +159,7 @@ class PipelineEngine:
         if not isinstance(op, CustomOp):
             raise ValueError(f"op {op} is built in; only added ops can be registered")
         self._handlers[op] = handler
+        self._programs.clear()
         return op
 
     def run(self, step: StepInputs) -> StepResult:
@@ -174,21 +176,17 @@ class PipelineEngine:
                 gradients are as they were before, and every other rank is told to end with this cause.
         """
         training = step.training
-        order = self._settled_orders.get(training, self._orders[training])
-        handlers = self._handlers
-        for planned in order:
-            if planned.op not in handlers:
-                raise ValueError(f"no handler for {planned.op} (action {planned}): call engine.register first")
+        program = self._programs.get(training) or self._make_program(training)
         self._begin(step)
         before = [(stage, stage.gradients()) for stage in self.all_stages()] if training else []
         action: Action | None = None
         try:
             if self._named_range is None and self.timeline is None:
-                for action in order:  # the error below tells how far it came
-                    handlers[action.op](action)
+                for handler, action in program:  # the error below tells how far it came
+                    handler(action)
             else:
-                for action in order:
-                    self._perform_traced(action)
+                for handler, action in program:
+                    self._perform_traced(handler, action)
             for sends in self._sends.values():
                 while sends:
                     sends.popleft().wait()
@@ -201,7 +199,7 @@ class PipelineEngine:
             self._begin(_NOTHING)
         if self._may_settle and training not in self._settled_orders:
             self._settle(training)
-        if step.training:
+        if training:
             self.num_steps += 1
         return result
 
@@ -210,6 +208,16 @@ class PipelineEngine:
         lookahead = self.transport.lookahead
         self._settled_orders[training] = receives_earlier(self._orders[training], lookahead)
         self._max_sends = max(MAX_OUTSTANDING_SENDS, lookahead)
+        self._programs.pop(training, None)
+
+    def _make_program(self, training: bool) -> list[tuple[Handler, Action]]:
+        """Look every action's handler up, once for all steps."""
+        order = self._settled_orders.get(training, self._orders[training])
+        for action in order:
+            if action.op not in self._handlers:
+                raise ValueError(f"no handler for {action.op} (action {action}): call engine.register first")
+        self._programs[training] = [(self._handlers[action.op], action) for action in order]
+        return self._programs[training]
 
     # -- running -------------------------------------------------------------------------------------------------
 
@@ -236,10 +244,10 @@ class PipelineEngine:
             raise PipelineError(text) from error
         raise error
 
-    def _perform_traced(self, action: Action) -> None:
+    def _perform_traced(self, handler: Handler, action: Action) -> None:
         start = time.perf_counter()
         with self._named_range(str(action)) if self._named_range is not None else nullcontext():
-            self._handlers[action.op](action)
+            handler(action)
         if self.timeline is not None:
             self.timeline.append((action, start, time.perf_counter()))
 
