@@ -1,18 +1,15 @@
 """The engine's half for the body: forwards, backwards and transfers of this rank's stages, and the loss."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hyper_pp.actions import Action, AnyOp, Op
-from hyper_pp.boundary import Delivery, Packed
-from hyper_pp.protocols import Pending, Stage, Tape, Tensor, TensorSpec, Value
+from hyper_pp.boundary import Boundaries, Delivery, Packed
+from hyper_pp.preprocess import PreprocessRunner
+from hyper_pp.protocols import Pending, Stage, Tape, Tensor, Tensors, TensorSpec, Value
+from hyper_pp.shape import PipelineShape
+from hyper_pp.step import StepInputs, StepResult
 from hyper_pp.tree import flatten
-
-if TYPE_CHECKING:
-    from hyper_pp.engine import PipelineEngine
 
 StageKey = tuple[int, int]  # stage, micro-batch
 
@@ -31,22 +28,35 @@ class BodyRunner:
     """Handles the actions of one rank's stages.
 
     Args:
-        engine: The rank's engine.
+        shape: Of the plan.
         stages: This rank's stages by global stage.
         loss: Takes (output, target) and returns a scalar; None where the last stage isn't.
+        preprocess: Where stage 0's inputs come from and their gradients go; None in a plan without a preprocess block.
+        tensors: The framework's tensor operations.
+        boundaries: Sends and receives.
     """
 
-    def __init__(self, engine: PipelineEngine, stages: Mapping[int, Stage], loss: Stage | None) -> None:
+    def __init__(
+        self,
+        shape: PipelineShape,
+        stages: Mapping[int, Stage],
+        loss: Stage | None,
+        preprocess: PreprocessRunner | None,
+        tensors: Tensors,
+        boundaries: Boundaries,
+    ) -> None:
         self.stages = dict(stages)
         self.loss = loss
-        self._engine = engine
-        self._tensors = engine.tensors
-        self._last_stage = engine.plan.shape.num_stages - 1
-        self._rank_of = engine.plan.shape.rank_of
-        self.begin()
+        self._preprocess = preprocess
+        self._tensors = tensors
+        self._boundaries = boundaries
+        self._last_stage = shape.num_stages - 1
+        self._rank_of = shape.rank_of
 
-    def begin(self) -> None:
+    def begin(self, step: StepInputs, result: StepResult) -> None:
         """Start a step with empty buffers; each is freed by the action that last needs it."""
+        self._step = step
+        self._result = result
         self._inputs: dict[StageKey, Delivery] = {}
         self._outgoing: dict[StageKey, Packed] = {}
         self._forwarded: dict[StageKey, Forwarded] = {}
@@ -73,9 +83,9 @@ class BodyRunner:
         stage, m = action.stage, action.micro_batch
         assert m is not None
         args, kwargs, needs_grad = self._take_inputs(stage, m)
-        training = self._engine.step.training
+        training = self._step.training
         output, tape = self.stages[stage].forward(args, kwargs, needs_grad=needs_grad, record=training)
-        packed = self._engine.pack(output, tape.requires_grad if tape is not None else ())
+        packed = self._boundaries.pack(output, tape.requires_grad if tape is not None else ())
         if tape is not None:
             self._forwarded[stage, m] = Forwarded(self.stages[stage], tape, needs_grad, packed.header.specs)
         if stage == self._last_stage:
@@ -88,17 +98,17 @@ class BodyRunner:
     def _take_inputs(self, stage: int, m: int) -> tuple[tuple[Value, ...], Mapping[str, Value], Sequence[bool]]:
         if stage > 0:
             value, needs_grad = self._inputs.pop((stage, m)).get()
-            return as_args(value), self._engine.step.stage_kwargs.get((stage, m), {}), needs_grad
-        if self._engine.preprocess is not None:
-            return self._engine.preprocess.take_output(m)
-        args, kwargs = self._engine.step.inputs[m]
+            return as_args(value), self._step.stage_kwargs.get((stage, m), {}), needs_grad
+        if self._preprocess is not None:
+            return self._preprocess.take_output(m)
+        args, kwargs = self._step.inputs[m]
         return args, kwargs, self._all_false(args)
 
     def _finish_forward(self, m: int, output: Value) -> None:
         """Compute the micro-batch's loss, and keep what is wanted of the output."""
-        step = self._engine.step
+        step = self._step
         if step.keep_outputs:
-            self._engine.result.outputs[m] = output
+            self._result.outputs[m] = output
         if self.loss is None or (m not in step.targets and not step.training):
             return
         args = output, step.targets[m]
@@ -113,7 +123,7 @@ class BodyRunner:
             raise ValueError(
                 f"the loss must be a scalar tensor of shape () (got {what}): reduce it in the loss function"
             )
-        self._engine.result.losses[m] = loss
+        self._result.losses[m] = loss
         if forwarded is not None and tape is not None:
             forwarded.stage, forwarded.tape = self.loss, tape
 
@@ -146,10 +156,10 @@ class BodyRunner:
 
     def _loss_grads(self, m: int, forwarded: Forwarded) -> list[Tensor | None]:
         """Return the last stage's output gradients: the loss's weight, or zeros where the loss doesn't count."""
-        weight = self._engine.step.weights[m]
+        weight = self._step.weights[m]
         if forwarded.stage is not self.loss:
             return [self._tensors.full(spec, 0.0) if spec.requires_grad else None for spec in forwarded.output_specs]
-        key = self._tensors.spec(self._engine.result.losses[m]), weight
+        key = self._tensors.spec(self._result.losses[m]), weight
         if key not in self._weight_grads:
             self._weight_grads[key] = self._tensors.full(*key)
         return [self._weight_grads[key]]
@@ -157,8 +167,8 @@ class BodyRunner:
     def _pass_input_grads(self, stage: int, m: int, forwarded: Forwarded, grads: Sequence[Tensor | None]) -> None:
         wanted = [grad for grad, need in zip(grads, forwarded.needs_grad) if need and grad is not None]
         if stage == 0:
-            if self._engine.preprocess is not None:
-                self._engine.preprocess.accept_gradients(m, wanted)
+            if self._preprocess is not None:
+                self._preprocess.accept_gradients(m, wanted)
         elif self._is_local(stage - 1):
             self._output_grads[stage - 1, m] = wanted
         else:
@@ -169,24 +179,24 @@ class BodyRunner:
     def _send_forward(self, action: Action) -> None:
         assert action.micro_batch is not None
         packed = self._outgoing.pop((action.stage, action.micro_batch))
-        self._engine.send_packed(action, packed, self._rank_of(action.stage + 1))
+        self._boundaries.send(action, packed, self._rank_of(action.stage + 1))
 
     def _recv_forward(self, action: Action) -> None:
         assert action.micro_batch is not None
         peer = self._rank_of(action.stage - 1)
-        self._inputs[action.stage, action.micro_batch] = self._engine.recv_value(action, peer)
+        self._inputs[action.stage, action.micro_batch] = self._boundaries.recv(action, peer)
 
     def _send_backward(self, action: Action) -> None:
         assert action.micro_batch is not None
         grads = self._input_grads.pop((action.stage, action.micro_batch))
-        self._engine.send_gradients(grads, self._rank_of(action.stage - 1))
+        self._boundaries.send_gradients(grads, self._rank_of(action.stage - 1))
 
     def _recv_backward(self, action: Action) -> None:
         assert action.micro_batch is not None
         key = action.stage, action.micro_batch
         forwarded = self._forwarded.get(key)  # not there yet if the receive is posted early; then it comes as last step
         specs = None if forwarded is None else [spec for spec in forwarded.output_specs if spec.requires_grad]
-        self._output_grads[key] = self._engine.recv_gradients(specs, self._rank_of(action.stage + 1), action)
+        self._output_grads[key] = self._boundaries.recv_gradients(specs, self._rank_of(action.stage + 1), action)
 
     # -- small helpers -------------------------------------------------------------------------------------------
 

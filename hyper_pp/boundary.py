@@ -1,11 +1,16 @@
 """Nested values across rank boundaries: what arrives is agreed once, or every time where shapes may change."""
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from hyper_pp.actions import Action
 from hyper_pp.protocols import Pending, Tensor, Tensors, TensorSpec, Transport, Value
 from hyper_pp.tree import Slot, flatten, unflatten
+
+# Sends that may be under way to one peer before the oldest is waited for: enough to keep a link busy, few enough that
+# their tensors don't add up. As many as the transport's lookahead where that is more.
+MAX_OUTSTANDING_SENDS = 4
 
 
 class Header(NamedTuple):
@@ -72,30 +77,47 @@ class Boundaries:
         transport: Moves the tensors.
         tensors: The framework's tensor operations.
         dynamic_shapes: Tell the receiver shapes and plain values every time.
+        overlap: False: wait at each transfer. True: wait for a receive at the first use of what arrives, and for a send
+            when more than :attr:`max_sends` to one peer are under way.
     """
 
-    def __init__(self, transport: Transport, tensors: Tensors, dynamic_shapes: bool) -> None:
+    def __init__(self, transport: Transport, tensors: Tensors, *, dynamic_shapes: bool, overlap: bool) -> None:
+        self.max_sends = MAX_OUTSTANDING_SENDS
         self._transport = transport
         self._is_tensor = tensors.is_tensor
         self._spec = tensors.spec
         self._dynamic_shapes = dynamic_shapes
+        self._overlap = overlap
         self._agreed: dict[bool, dict[Action, Header]] = {True: {}, False: {}}  # by training
         self._gradient_specs: dict[Action, list[TensorSpec]] = {}
+        self.begin(training=True)
+
+    def begin(self, *, training: bool) -> None:
+        """Start a step with nothing under way."""
+        self._training = training
+        self._sends: dict[int, deque[Pending]] = {}
+
+    def finish(self) -> None:
+        """Wait for every send of the step."""
+        for sends in self._sends.values():
+            while sends:
+                sends.popleft().wait()
 
     def pack(self, value: Value, requires_grad: Sequence[bool]) -> Packed:
         """Take a value apart; ``requires_grad`` is one bool per tensor, or empty for none at all."""
         leaves, skeleton = flatten(value, self._is_tensor)
         if requires_grad:
             specs = [
-                TensorSpec(shape, dtype, use)
-                for (shape, dtype, _), use in zip(map(self._spec, leaves), requires_grad)
+                TensorSpec(shape, dtype, use) for (shape, dtype, _), use in zip(map(self._spec, leaves), requires_grad)
             ]
         else:
             specs = list(map(self._spec, leaves))
         return Packed(leaves, Header(skeleton, tuple(specs)))
 
-    def send(self, action: Action, packed: Packed, peer: int, training: bool) -> Pending:
-        """Start sending a value; tell the receiver first what comes, where it doesn't know.
+    # -- values ----------------------------------------------------------------------------------------------------
+
+    def send(self, action: Action, packed: Packed, peer: int) -> None:
+        """Send a value that :meth:`pack` took apart; tell the receiver first what comes, where it doesn't know.
 
         Raises:
             ValueError: Shapes are static and this value differs from the one before; nothing of it was sent.
@@ -104,53 +126,68 @@ class Boundaries:
         if self._dynamic_shapes:
             self._transport.send_object(header, peer)
         else:
-            agreed = self._agreed[training].get(action)
+            agreed = self._agreed[self._training].get(action)
             if agreed is None:
-                other_mode = self._agreed[not training].get(action)
+                other_mode = self._agreed[not self._training].get(action)
                 if other_mode is not None and other_mode.without_grad() != header.without_grad():
-                    self._refuse(action, other_mode, header)
+                    _refuse(action, other_mode, header)
                 self._transport.send_object(header, peer)
-                self._agreed[training][action] = header
+                self._agreed[self._training][action] = header
             elif agreed != header:
-                self._refuse(action, agreed, header)
-        return self._transport.send(packed.tensors, peer)
+                _refuse(action, agreed, header)
+        self._start(packed.tensors, peer)
 
-    def _refuse(self, action: Action, before: Header, now: Header) -> NoReturn:
-        difference = f"before: {before}, now: {now}"
-        if str(before) == str(now):
-            difference = f"{now}: another part of it needs a gradient than before"
-        raise ValueError(
-            f"stage {action.stage} sends another value for micro-batch {action.micro_batch} than before "
-            f"({difference}); "
-            "pass dynamic_shapes=True if shapes or plain values change between steps"
-        )
-
-    def recv(self, action: Action, peer: int, training: bool) -> RemoteDelivery:
-        """Start receiving a value."""
-        header = None if self._dynamic_shapes else self._agreed[training].get(action)
+    def recv(self, action: Action, peer: int) -> Delivery:
+        """Receive a value."""
+        agreed = self._agreed[self._training]
+        header = None if self._dynamic_shapes else agreed.get(action)
         if header is None:
             header = self._transport.recv_object(peer)
             assert isinstance(header, Header)
-            self._agreed[training][action] = header
-        return RemoteDelivery(header, self._transport.recv(header.specs, peer))
+            agreed[action] = header
+        delivery = RemoteDelivery(header, self._transport.recv(header.specs, peer))
+        if not self._overlap:
+            delivery.get()
+        return delivery
 
-    def send_gradients(self, gradients: Sequence[Tensor], peer: int) -> Pending:
-        """Start sending the gradients of the tensors that need one, whose shapes the receiver knows."""
-        return self._transport.send(list(gradients), peer)
+    # -- gradients -------------------------------------------------------------------------------------------------
 
-    def recv_gradients(
-        self, specs: Sequence[TensorSpec] | None, peer: int, action: Action
-    ) -> Pending | None:
-        """Start receiving gradients of tensors of these specs; None: those that the same action received before.
+    def send_gradients(self, gradients: Sequence[Tensor], peer: int) -> None:
+        """Send the gradients of the tensors that need one, whose shapes the receiver knows."""
+        if gradients:
+            self._start(list(gradients), peer)
 
-        Returns:
-            None where there is nothing to receive.
-        """
+    def recv_gradients(self, specs: Sequence[TensorSpec] | None, peer: int, action: Action) -> list[Tensor] | Pending:
+        """Receive gradients of tensors of these specs; None: of those that the same action received before."""
         if specs is None:
             specs = self._gradient_specs[action]
         else:
             self._gradient_specs[action] = list(specs)
-        return self._transport.recv(specs, peer) if specs else None
+        if not specs:
+            return []
+        pending = self._transport.recv(specs, peer)
+        return pending if self._overlap else pending.wait()
+
+    def _start(self, tensors: list[Tensor], peer: int) -> None:
+        pending = self._transport.send(tensors, peer)
+        if not self._overlap:
+            pending.wait()
+            return
+        sends = self._sends.setdefault(peer, deque())
+        sends.append(pending)
+        if len(sends) > self.max_sends:
+            sends.popleft().wait()
+
+
+def _refuse(action: Action, before: Header, now: Header) -> NoReturn:
+    difference = f"before: {before}, now: {now}"
+    if str(before) == str(now):
+        difference = f"{now}: another part of it needs a gradient than before"
+    raise ValueError(
+        f"stage {action.stage} sends another value for micro-batch {action.micro_batch} than before "
+        f"({difference}); "
+        "pass dynamic_shapes=True if shapes or plain values change between steps"
+    )
 
 
 def _describe(skeleton: Any, specs: Sequence[TensorSpec]) -> str:

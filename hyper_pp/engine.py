@@ -4,29 +4,25 @@ It knows no framework and no schedule. Who does what, in which order, and what c
 """
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 from hyper_pp.actions import Action, AnyOp, CustomOp, Op, Order, declare_op
 from hyper_pp.body import BodyRunner
-from hyper_pp.boundary import Boundaries, Delivery, Packed
+from hyper_pp.boundary import Boundaries
 from hyper_pp.dependencies import Dependencies
 from hyper_pp.errors import PipelineError
 from hyper_pp.passes import receives_earlier
 from hyper_pp.plan import Plan
 from hyper_pp.preprocess import PreprocessRunner
-from hyper_pp.protocols import Pending, Stage, Tensor, Tensors, TensorSpec, Transport, Value
+from hyper_pp.protocols import Stage, Tensors, Transport
 from hyper_pp.step import StepInputs, StepResult
 from hyper_pp.verify import verify
 
 Handler = Callable[[Action], None]
 
 EVALUATION_OPS = frozenset({Op.F, Op.SEND_F, Op.RECV_F, Op.BCAST_T, Op.TF, Op.SEND_TF, Op.RECV_TF})
-# Sends that may be under way to one peer before the oldest is waited for: enough to keep a link busy, few enough that
-# their tensors don't add up. As many as the transport's lookahead where that is more.
-MAX_OUTSTANDING_SENDS = 4
 _NOTHING = StepInputs({}, {}, ())
 
 
@@ -84,17 +80,17 @@ class PipelineEngine:
         self.num_steps = 0
         self.timeline: list[tuple[Action, float, float]] | None = None
         self._named_range = named_range
-        self._boundaries = Boundaries(transport, tensors, dynamic_shapes)
-        self.pack = self._boundaries.pack
         order = plan.orders[rank]
         self._orders = {True: order, False: tuple(action for action in order if action.op in EVALUATION_OPS)}
         # Once shapes are agreed, receives may stand earlier where the transport gains by it.
         self._may_settle = overlap_p2p and not dynamic_shapes
         self._settled_orders: dict[bool, Order] = {}
         self._programs: dict[bool, list[tuple[Handler, Action]]] = {}
-        self._max_sends = MAX_OUTSTANDING_SENDS
-        self.preprocess = PreprocessRunner(self, preprocess, seed) if plan.transpose is not None else None
-        self.body = BodyRunner(self, stages, loss)
+        self._boundaries = Boundaries(transport, tensors, dynamic_shapes=dynamic_shapes, overlap=overlap_p2p)
+        self.preprocess: PreprocessRunner | None = None
+        if plan.transpose is not None:
+            self.preprocess = PreprocessRunner(plan, rank, preprocess, seed, tensors, transport, self._boundaries)
+        self.body = BodyRunner(shape, stages, loss, self.preprocess, tensors, self._boundaries)
         self._handlers: dict[AnyOp, Handler] = {
             **self.body.handlers(),
             **(self.preprocess.handlers() if self.preprocess is not None else {}),
@@ -177,7 +173,7 @@ class PipelineEngine:
         """
         training = step.training
         program = self._programs.get(training) or self._make_program(training)
-        self._begin(step)
+        result = self._begin(step)
         before = [(stage, stage.gradients()) for stage in self.all_stages()] if training else []
         action: Action | None = None
         try:
@@ -187,15 +183,12 @@ class PipelineEngine:
             else:
                 for handler, action in program:
                     self._perform_traced(handler, action)
-            for sends in self._sends.values():
-                while sends:
-                    sends.popleft().wait()
+            self._boundaries.finish()
         except BaseException as error:
             for stage, gradients in before:
                 stage.set_gradients(gradients)
-            self._fail(error, action)
+            self._fail(error, action, training)
         finally:
-            result = self.result
             self._begin(_NOTHING)
         if self._may_settle and training not in self._settled_orders:
             self._settle(training)
@@ -207,7 +200,7 @@ class PipelineEngine:
         """Let receives stand as early, and as many sends be under way, as the transport says for what it has seen."""
         lookahead = self.transport.lookahead
         self._settled_orders[training] = receives_earlier(self._orders[training], lookahead)
-        self._max_sends = max(MAX_OUTSTANDING_SENDS, lookahead)
+        self._boundaries.max_sends = max(self._boundaries.max_sends, lookahead)
         self._programs.pop(training, None)
 
     def _make_program(self, training: bool) -> list[tuple[Handler, Action]]:
@@ -221,21 +214,21 @@ class PipelineEngine:
 
     # -- running -------------------------------------------------------------------------------------------------
 
-    def _begin(self, step: StepInputs) -> None:
-        """Start with empty buffers; nothing of an earlier step may stay."""
-        self.step = step
-        self.result = StepResult()
-        self._sends: dict[int, deque[Pending]] = {}
-        self.body.begin()
+    def _begin(self, step: StepInputs) -> StepResult:
+        """Start with empty buffers, since nothing of an earlier step may stay; return what the step will fill."""
+        result = StepResult()
+        self._boundaries.begin(training=step.training)
+        self.body.begin(step, result)
         if self.preprocess is not None:
-            self.preprocess.begin()
+            self.preprocess.begin(step, self.num_steps)
+        return result
 
-    def _fail(self, error: BaseException, action: Action | None) -> NoReturn:
-        kind = "step" if self.step.training else "evaluation after step"
+    def _fail(self, error: BaseException, action: Action | None, training: bool) -> NoReturn:
+        kind = "step" if training else "evaluation after step"
         cause = str(error)
         if not isinstance(error, (ValueError, RuntimeError, TypeError)) or not cause:
             cause = f"{type(error).__name__}: {cause}"
-        order = self._orders[self.step.training]
+        order = self._orders[training]
         position = 0 if action is None else order.index(action) + 1
         place = f"action {position} of {len(order)}, {kind} {self.num_steps}"
         text = f"rank {self.rank}: {action or 'no action'} ({place}) failed: {cause}"
@@ -250,43 +243,3 @@ class PipelineEngine:
             handler(action)
         if self.timeline is not None:
             self.timeline.append((action, start, time.perf_counter()))
-
-    # -- transfers, for the handlers ----------------------------------------------------------------------------------
-
-    def send_value(self, action: Action, value: Value, requires_grad: Sequence[bool], peer: int) -> None:
-        """Send a nested value to a peer; for handlers."""
-        self.send_packed(action, self.pack(value, requires_grad), peer)
-
-    def send_packed(self, action: Action, packed: Packed, peer: int) -> None:
-        """Send a value that :attr:`pack` took apart; for handlers."""
-        self._sent(peer, self._boundaries.send(action, packed, peer, self.step.training))
-
-    def recv_value(self, action: Action, peer: int) -> Delivery:
-        """Receive a nested value from a peer; for handlers."""
-        delivery = self._boundaries.recv(action, peer, self.step.training)
-        if not self.overlap_p2p:
-            delivery.get()
-        return delivery
-
-    def send_gradients(self, gradients: Sequence[Tensor], peer: int) -> None:
-        """Send gradients to a peer that knows their shapes; for handlers."""
-        if gradients:
-            self._sent(peer, self._boundaries.send_gradients(gradients, peer))
-
-    def recv_gradients(
-        self, specs: Sequence[TensorSpec] | None, peer: int, action: Action
-    ) -> list[Tensor] | Pending:
-        """Receive gradients of tensors of these specs, or of the last step's (None), from a peer; for handlers."""
-        pending = self._boundaries.recv_gradients(specs, peer, action)
-        if pending is None:
-            return []
-        return pending if self.overlap_p2p else pending.wait()
-
-    def _sent(self, peer: int, pending: Pending) -> None:
-        if not self.overlap_p2p:
-            pending.wait()
-            return
-        sends = self._sends.setdefault(peer, deque())
-        sends.append(pending)
-        if len(sends) > self._max_sends:
-            sends.popleft().wait()

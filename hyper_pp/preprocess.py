@@ -1,18 +1,15 @@
 """The engine's half for the preprocess block: its forward on the owner, its backward on rank 0 or on the owner."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hyper_pp.actions import Action, AnyOp, Op
-from hyper_pp.boundary import Delivery
-from hyper_pp.protocols import Pending, Stage, Tape, Tensor, TensorSpec, Value
+from hyper_pp.boundary import Boundaries, Delivery
+from hyper_pp.dependencies import Dependencies
+from hyper_pp.plan import Plan
+from hyper_pp.protocols import Pending, Stage, Tape, Tensor, Tensors, TensorSpec, Transport, Value
+from hyper_pp.step import StepInputs
 from hyper_pp.tree import flatten
-
-if TYPE_CHECKING:
-    from hyper_pp.engine import PipelineEngine
 
 Inputs = tuple[tuple[Value, ...], Mapping[str, Value]]
 
@@ -31,17 +28,30 @@ class PreprocessRunner:
     inputs themselves are what travels, keywords included.
 
     Args:
-        engine: The rank's engine.
+        plan: Has a preprocess block.
+        rank: This rank in the pipeline.
         stage: The block; None if only data is spread.
         seed: Base of the block's random numbers, the same on every rank, so that a recompute on another rank draws the
             same dropout.
+        tensors: The framework's tensor operations.
+        transport: Broadcasts the block's parameters and sums its gradients.
+        boundaries: Sends and receives.
 
     Raises:
         ValueError: The plan's block has layers or parameters, but there is no ``stage``; or the other way round.
     """
 
-    def __init__(self, engine: PipelineEngine, stage: Stage | None, seed: int) -> None:
-        transpose = engine.plan.transpose
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        stage: Stage | None,
+        seed: int,
+        tensors: Tensors,
+        transport: Transport,
+        boundaries: Boundaries,
+    ) -> None:
+        transpose = plan.transpose
         assert transpose is not None
         if (stage is None) != (transpose.num_layers == 0):
             raise ValueError(
@@ -55,15 +65,21 @@ class PreprocessRunner:
                 "set requires_grad=False on them, or build the plan with frozen=False"
             )
         self.stage = stage
-        self._engine = engine
         self._transpose = transpose
+        self._trainable = not transpose.frozen
+        self._rank = rank
+        self._num_micro_batches = plan.shape.num_micro_batches
         self._seed = seed
-        self._dependencies = engine.dependencies
+        self._tensors = tensors
+        self._transport = transport
+        self._boundaries = boundaries
+        self._dependencies = Dependencies(plan.shape, transpose, plan.orders)
         self._sent: list[Tensor] | None = None  # on rank 0: the parameters as the replicas have them
-        self.begin()
 
-    def begin(self) -> None:
-        """Start a step with empty buffers."""
+    def begin(self, step: StepInputs, number: int) -> None:
+        """Start the step of that number with empty buffers."""
+        self._step = step
+        self._step_number = number
         self._outputs: dict[int, Delivery] = {}  # on rank 0, for stage 0
         self._outgoing: dict[int, tuple[Value, tuple[bool, ...]]] = {}
         self._shipped_inputs: dict[int, Delivery] = {}
@@ -91,22 +107,22 @@ class PreprocessRunner:
     def take_output(self, m: int) -> tuple[tuple[Value, ...], Mapping[str, Value], Sequence[bool]]:
         """Return stage 0's inputs for a micro-batch, and which of their tensors need a gradient."""
         if self._dependencies.runs_in_forward(m):
-            value, needs_grad = self._run_unrecorded(self._engine.step.inputs[m])
+            value, needs_grad = self._run_unrecorded(self._step.inputs[m])
         else:
             value, needs_grad = self._outputs.pop(m).get()
         if self.stage is None:
             args, kwargs = value
             return args, kwargs, [False] * self._count(args)
         args = value if type(value) is tuple else (value,)
-        if self._engine.step.training and any(needs_grad):
-            tensors = self._engine.tensors
+        if self._step.training and any(needs_grad):
+            tensors = self._tensors
             leaves, _ = flatten(args, tensors.is_tensor)
             self._waiting[m] = _Output([tensors.spec(leaf) if use else None for leaf, use in zip(leaves, needs_grad)])
         return args, {}, needs_grad
 
     def accept_gradients(self, m: int, grads: list[Tensor]) -> None:
         """Take the gradients of stage 0's inputs; where the block stayed connected, run its backward at once."""
-        if not self._engine.preprocess_trainable:
+        if not self._trainable:
             return
         if m in self._tapes and self._dependencies.is_connected(m):
             self._run_backward(m, self._tapes.pop(m), grads)
@@ -118,8 +134,8 @@ class PreprocessRunner:
     def _forward(self, action: Action) -> None:
         m = action.micro_batch
         assert m is not None
-        inputs = self._engine.step.inputs[m]
-        keeps_tape = self._engine.step.training and self._engine.preprocess_trainable and self._keeps_tape(m)
+        inputs = self._step.inputs[m]
+        keeps_tape = self._step.training and self._trainable and self._keeps_tape(m)
         if keeps_tape:
             assert self.stage is not None
             args, kwargs = inputs
@@ -130,7 +146,7 @@ class PreprocessRunner:
             self._tapes[m] = tape
             needs_grad: tuple[bool, ...] = tape.requires_grad
         else:
-            value, needs_grad = self._run_unrecorded(inputs, self._seed_of(m), keep_buffers=self._engine.rank != 0)
+            value, needs_grad = self._run_unrecorded(inputs, self._seed_of(m), keep_buffers=self._rank != 0)
         if self._dependencies.owner_of(m) == 0:
             self._outputs[m] = Delivery(value, needs_grad)
         else:
@@ -151,9 +167,9 @@ class PreprocessRunner:
         value, _ = self.stage.forward(
             args, kwargs, needs_grad=[False] * self._count(args), record=False, seed=seed, keep_buffers=keep_buffers
         )
-        tensors = self._engine.tensors
+        tensors = self._tensors
         leaves, _ = flatten(value, tensors.is_tensor)
-        wanted = self._engine.step.training and self._engine.preprocess_trainable
+        wanted = self._step.training and self._trainable
         # Without a graph there is no telling which outputs depend on parameters: any float one may.
         return value, tuple(wanted and tensors.is_floating(leaf) for leaf in leaves)
 
@@ -173,7 +189,7 @@ class PreprocessRunner:
         if m in self._shipped_inputs:
             (args, kwargs), _ = self._shipped_inputs.pop(m).get()
         else:
-            args, kwargs = self._engine.step.inputs[m]
+            args, kwargs = self._step.inputs[m]
         _, tape = self.stage.forward(
             args,
             kwargs,
@@ -202,45 +218,44 @@ class PreprocessRunner:
         element that tells the others.
         """
         assert self.stage is not None
-        engine, parameters = self._engine, self.stage.parameters()
-        tensors = engine.tensors
-        if not parameters or engine.transport.num_ranks == 1:
+        tensors, transport, parameters = self._tensors, self._transport, self.stage.parameters()
+        if not parameters or transport.num_ranks == 1:
             return
         known = self._sent is not None and len(self._sent) == len(parameters)
-        changed = engine.rank == 0 and not (known and tensors.same(parameters, self._sent or ()))
+        changed = self._rank == 0 and not (known and tensors.same(parameters, self._sent or ()))
         flag = tensors.full(tensors.spec(parameters[0])._replace(shape=(1,)), float(changed))
-        engine.transport.broadcast([flag], 0)
+        transport.broadcast([flag], 0)
         if tensors.number(flag) == 0:
             return
-        engine.transport.broadcast(parameters, 0)
-        if engine.rank == 0:
+        transport.broadcast(parameters, 0)
+        if self._rank == 0:
             self._sent = [tensors.copy(parameter) for parameter in parameters]
 
     def _send_output(self, action: Action) -> None:
         assert action.micro_batch is not None
         value, requires_grad = self._outgoing.pop(action.micro_batch)
         if self._transpose.backward == "owner" and any(requires_grad):
-            tensors = self._engine.tensors
+            tensors = self._tensors
             leaves, _ = flatten(value, tensors.is_tensor)
             self._waiting[action.micro_batch] = _Output(
                 [tensors.spec(leaf) if use else None for leaf, use in zip(leaves, requires_grad)]
             )
-        self._engine.send_value(action, value, requires_grad, 0)
+        self._boundaries.send(action, self._boundaries.pack(value, requires_grad), 0)
 
     def _recv_output(self, action: Action) -> None:
         assert action.micro_batch is not None
         owner = self._dependencies.owner_of(action.micro_batch)
-        self._outputs[action.micro_batch] = self._engine.recv_value(action, owner)
+        self._outputs[action.micro_batch] = self._boundaries.recv(action, owner)
 
     def _send_input(self, action: Action) -> None:
         assert action.micro_batch is not None
-        inputs = self._engine.step.inputs[action.micro_batch]
-        self._engine.send_value(action, inputs, [False] * self._count(inputs), 0)
+        inputs = self._step.inputs[action.micro_batch]
+        self._boundaries.send(action, self._boundaries.pack(inputs, ()), 0)
 
     def _recv_input(self, action: Action) -> None:
         assert action.micro_batch is not None
         owner = self._dependencies.owner_of(action.micro_batch)
-        self._shipped_inputs[action.micro_batch] = self._engine.recv_value(action, owner)
+        self._shipped_inputs[action.micro_batch] = self._boundaries.recv(action, owner)
 
     def _send_gradients(self, action: Action) -> None:
         m = action.micro_batch
@@ -248,19 +263,19 @@ class PreprocessRunner:
         self._waiting.pop(m, None)
         grads = self._gradients.pop(m)
         assert isinstance(grads, list)
-        self._engine.send_gradients(grads, self._dependencies.owner_of(m))
+        self._boundaries.send_gradients(grads, self._dependencies.owner_of(m))
 
     def _recv_gradients(self, action: Action) -> None:
         m = action.micro_batch
         assert m is not None
         specs = self._waiting[m].specs if m in self._waiting else []
-        self._gradients[m] = self._engine.recv_gradients([spec for spec in specs if spec is not None], 0, action)
+        self._gradients[m] = self._boundaries.recv_gradients([spec for spec in specs if spec is not None], 0, action)
 
     def _reduce(self, action: Action) -> None:
         """Sum the block's gradients onto rank 0, which alone keeps what earlier steps accumulated."""
-        stage, engine = self.stage, self._engine
+        stage, tensors = self.stage, self._tensors
         assert stage is not None
-        tensors, found = engine.tensors, stage.gradients()
+        found = stage.gradients()
         specs = [tensors.spec(parameter) for parameter in stage.parameters()]
         if not specs:
             return
@@ -271,8 +286,8 @@ class PreprocessRunner:
         else:
             count = tensors.full(counter._replace(shape=(len(found),)), 1.0)
         grads = [tensors.full(spec, 0.0) if grad is None else grad for spec, grad in zip(specs, found)]
-        *summed, count = engine.transport.reduce([*grads, count], 0)
-        if engine.rank != 0:
+        *summed, count = self._transport.reduce([*grads, count], 0)
+        if self._rank != 0:
             stage.set_gradients([None] * len(specs))
             return
         stage.set_gradients(
@@ -286,10 +301,9 @@ class PreprocessRunner:
 
     def _seed_of(self, m: int) -> int | None:
         """Return the seed of the block's random numbers for a micro-batch of this step."""
-        if not self._engine.preprocess_trainable:
+        if not self._trainable:
             return None
-        count = self._engine.plan.shape.num_micro_batches
-        return (self._seed + self._engine.num_steps * count + m) % 2**31
+        return (self._seed + self._step_number * self._num_micro_batches + m) % 2**31
 
     def _count(self, value: Value) -> int:
-        return len(flatten(value, self._engine.tensors.is_tensor)[0])
+        return len(flatten(value, self._tensors.is_tensor)[0])

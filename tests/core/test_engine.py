@@ -357,7 +357,7 @@ def test_each_buffer_is_freed_by_the_action_that_last_needs_it(options):
 
         def note_then_begin(step, engine=engine, begin=engine._begin):
             left.extend(name for name, value in buffers_of(engine).items() if value and name not in KEPT)
-            begin(step)
+            return begin(step)
 
         engine._begin = note_then_begin
     pipeline.step()
