@@ -9,7 +9,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE / "on_mindspore"), str(HERE.parent / "on_mindspore")]
 
-import build  # noqa: E402 - found on the path above
+import build_mindspore  # noqa: E402 - found on the path above
 import compiling  # noqa: E402 - likewise
 import msrun_launch  # noqa: E402 - likewise
 
@@ -32,9 +32,9 @@ def why_not() -> str | None:
 def built() -> Path:
     """Build the libraries, unless these sources have been built before; return their folder."""
     package = Path(util.find_spec("mindspore").origin).parent
-    sources = [Path(build.__file__), *build.SOURCES, *build.HEADERS]
+    sources = [Path(build_mindspore.__file__), *build_mindspore.SOURCES, *build_mindspore.HEADERS]
     return compiling.built_once(
-        "emulated_cann", metadata.version("mindspore"), sources, lambda out: build.build(package, out)
+        "emulated_cann", metadata.version("mindspore"), sources, lambda out: build_mindspore.build(package, out)
     )
 
 

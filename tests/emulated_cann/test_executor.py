@@ -34,7 +34,9 @@ def test_the_verifier_refuses_a_plan_whose_sends_cross():
 
 
 def test_a_plan_whose_sends_cross_hangs_until_the_time_out(tmp_path):
-    result = launch.launch(Path(crossed_cases.__file__), 2, tmp_path, timeout=150, HCCL_EXEC_TIMEOUT="5")
+    result = launch.launch(
+        Path(crossed_cases.__file__), 2, tmp_path, timeout=150, HCCL_EXEC_TIMEOUT="5", MS_NODE_TIMEOUT="10"
+    )
     assert [list(reported) for reported in result.reports] == [["the right order"]] * 2, str(result)
     assert result.returncode != 0
     assert any("EI0002" in log for log in result.logs), str(result)

@@ -15,14 +15,14 @@ pytestmark = pytest.mark.msrun
 
 @pytest.mark.parametrize("how", ["send", "isend"])
 def test_two_ranks_that_both_send_first_hang_until_the_time_out(tmp_path, how):
-    result = launch.launch(SCRIPT, 2, tmp_path, how, timeout=90, HCCL_EXEC_TIMEOUT="5")
+    result = launch.launch(SCRIPT, 2, tmp_path, how, timeout=90, HCCL_EXEC_TIMEOUT="5", MS_NODE_TIMEOUT="10")
     assert result.reports == [{"started": True}] * 2, str(result)
     assert result.returncode > 0, str(result)
     assert any("EI0002" in log for log in result.logs), str(result)
 
 
 def test_a_batch_of_a_send_and_a_receive_does_not_hang(tmp_path):
-    result = launch.launch(SCRIPT, 2, tmp_path, "batch", timeout=90, HCCL_EXEC_TIMEOUT="5")
+    result = launch.launch(SCRIPT, 2, tmp_path, "batch", timeout=90, HCCL_EXEC_TIMEOUT="5", MS_NODE_TIMEOUT="10")
     received = [reported.get("received") for reported in result.reports]
     assert received == [[2.0] * 4, [1.0] * 4], str(result)
     assert result.returncode == 0

@@ -8,7 +8,7 @@ HERE = Path(__file__).resolve().parent
 TWIN = HERE.parents[1] / "on_torch_npu"
 sys.path[:0] = [str(HERE), str(HERE.parent), str(TWIN)]
 
-import build  # noqa: E402 - found on the path above
+import build_npu  # noqa: E402 - found on the path above
 import compiling  # noqa: E402 - likewise
 import torchrun_launch  # noqa: E402 - likewise
 
@@ -30,9 +30,9 @@ def why_not() -> str | None:
 def built() -> Path:
     """Build the libraries, unless these sources have been built before; return their folder."""
     package = Path(util.find_spec("torch_npu").origin).parent
-    sources = [Path(build.__file__), *build.SOURCES, *build.HEADERS]
+    sources = [Path(build_npu.__file__), *build_npu.SOURCES, *build_npu.HEADERS]
     name, version = "emulated_cann_npu", metadata.version("torch_npu")
-    return compiling.built_once(name, version, sources, lambda out: build.build(package, out))
+    return compiling.built_once(name, version, sources, lambda out: build_npu.build(package, out))
 
 
 def launch(script: Path, num_ranks: int, folder: Path, *args: str, timeout: float = 240.0, **env: str):
