@@ -5,7 +5,7 @@ from typing import Any
 
 from hyper_pp.engine import PipelineEngine
 from hyper_pp.microbatch import Splitter, offsets, split_sizes, weights_of
-from hyper_pp.shards import agree_on_sizes
+from hyper_pp.shards import SizeAgreement
 from hyper_pp.step import StepInputs
 
 
@@ -18,6 +18,7 @@ class BatchSplitter:
         args_batch_dim: See :class:`hyper_pp.microbatch.Splitter`; one entry more than inputs is the target's.
         kwargs_batch_dim: See :class:`hyper_pp.microbatch.Splitter`.
         sharded_inputs: Each rank was given only the micro-batches it owns.
+        dynamic_shapes: With ``sharded_inputs``: the batch size may change between steps.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class BatchSplitter:
         args_batch_dim: int | Sequence[Any] | None,
         kwargs_batch_dim: Mapping[str, Any] | None,
         sharded_inputs: bool,
+        dynamic_shapes: bool,
     ) -> None:
         if weight_fn is not None and not callable(weight_fn):
             raise TypeError(f"weight_fn must be a function of a target micro-batch (got {weight_fn!r})")
@@ -36,9 +38,13 @@ class BatchSplitter:
         self._splitter = Splitter(engine.tensors, args_batch_dim, kwargs_batch_dim)
         self._args_batch_dim = args_batch_dim
         self._weight_fn = weight_fn
-        self._sharded_inputs = sharded_inputs
         self._owned = engine.input_micro_batches
         self._num_micro_batches = engine.plan.shape.num_micro_batches
+        self._agreement: SizeAgreement | None = None
+        if sharded_inputs:
+            self._agreement = SizeAgreement(
+                engine.transport, self._owned, self._num_micro_batches, every_step=dynamic_shapes
+            )
 
     def split(self, inputs: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool) -> StepInputs:
         """Split one step's arguments.
@@ -56,13 +62,8 @@ class BatchSplitter:
             raise TypeError(f"a step takes inputs and a target: net(*inputs, target) (got {len(inputs)} arguments)")
         *args, target = inputs
         args_dim, target_dim, kwargs_dim = self._dims(args, target, kwargs)
-        if self._sharded_inputs:
-            sizes = agree_on_sizes(
-                self._engine.transport,
-                self._owned,
-                lambda: self._batch_size(args, args_dim, kwargs, kwargs_dim),
-                self._num_micro_batches,
-            )
+        if self._agreement is not None:
+            sizes = self._agreement.of_step(lambda: self._batch_size(args, args_dim, kwargs, kwargs_dim))
         else:
             batch_size = self._batch_size(args, args_dim, kwargs, kwargs_dim)
             if batch_size is None:
@@ -72,7 +73,7 @@ class BatchSplitter:
             sizes = split_sizes(batch_size, self._num_micro_batches)
         places = offsets(sizes)
         owned = [places[m] for m in self._owned]
-        if self._sharded_inputs:
+        if self._agreement is not None:
             owned = offsets([size for _, size in owned])
         split_args = self._splitter.cut(tuple(args), tuple(args_dim), owned)
         split_kwargs = self._splitter.cut(dict(kwargs), kwargs_dim, owned)

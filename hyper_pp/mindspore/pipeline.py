@@ -174,6 +174,7 @@ class PipelineCell(nn.Cell):
             args_batch_dim=args_batch_dim,
             kwargs_batch_dim=kwargs_batch_dim,
             sharded_inputs=sharded_inputs,
+            dynamic_shapes=dynamic_shapes,
         )
         self._output_concat_dim = output_concat_dim
         # Plain attributes, not sub-cells: what this rank owns is told by parameters_and_names, replicas aside.

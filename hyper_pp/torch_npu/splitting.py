@@ -97,10 +97,14 @@ class BatchCutter:
         arg_dims, kwarg_dims = splitter.dims_of(args, kwargs)
         return tuple(arg_dims), kwarg_dims
 
+    def target_size(self, target: Value) -> int | None:
+        """Return how many samples the target holds; None where nothing is split."""
+        return self._plain.batch_size(target, 0)
+
     def cut_target(self, target: Value) -> tuple[list[Value], list[int]]:
         """Return the targets of the micro-batches and their sizes; sizes are equal where nothing is split."""
         count = self._num_micro_batches
-        size = self._plain.batch_size(target, 0)
+        size = self.target_size(target)
         if size is None:
             return [target] * count, [1] * count
         sizes = split_sizes(size, count)

@@ -13,7 +13,7 @@ from hyper_pp.engine import PipelineEngine
 from hyper_pp.plan import Plan
 from hyper_pp.protocols import Value
 from hyper_pp.schedules.transpose import Owners
-from hyper_pp.shards import agree_on_sizes
+from hyper_pp.shards import SizeAgreement
 from hyper_pp.torch_npu.schedule_base import PipelineSchedule, PlanMaker
 from hyper_pp.transpose import Backward
 
@@ -46,6 +46,9 @@ class BlockSchedule(PipelineSchedule):
         if block is not None:
             # Trainable parameters follow with every step; the rest of the state is rank 0's from here on.
             self._transport.broadcast(block.buffers(), 0)
+        self._agreement = SizeAgreement(
+            self._transport, self._input_micro_batches, self._n_microbatches, every_step=self.dynamic_shapes
+        )
         self._block_buffers = [] if self._preprocess is None else list(self._preprocess.buffers())
         return engine
 
@@ -59,11 +62,15 @@ class BlockSchedule(PipelineSchedule):
     ) -> tuple[Mapping[int, tuple[Any, Any]], Mapping[tuple[int, int], Mapping[str, Value]]]:
         if not self._sharded_inputs:
             return super()._cut_inputs(args, kwargs)
-        own = self._input_micro_batches
-        sizes = agree_on_sizes(
-            self._transport, own, lambda: self._cutter.batch_size(args, kwargs), self._n_microbatches
-        )
-        return self._cutter.cut_shard(args, kwargs, own, sizes), {}
+        self._sizes = self._agreement.of_step(lambda: self._cutter.batch_size(args, kwargs))
+        return self._cutter.cut_shard(args, kwargs, self._input_micro_batches, self._sizes), {}
+
+    def _cut_target(self, target: Any, training: bool) -> tuple[Mapping[int, Any], Sequence[float]]:
+        if self._sharded_inputs and self.engine.has_last_stage:
+            size = self._cutter.target_size(target)
+            if size is not None and size != sum(self._sizes):
+                raise ValueError(f"inputs and target disagree on the batch size: {sum(self._sizes)} and {size}")
+        return super()._cut_target(target, training)
 
 
 class ScheduleTranspose(BlockSchedule):

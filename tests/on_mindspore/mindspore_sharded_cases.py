@@ -79,3 +79,29 @@ def a_wrong_share_is_an_error_on_every_rank():
             assert text in str(error), error
         else:
             raise AssertionError(f"no error: {text}")
+
+
+@case
+def sizes_are_agreed_on_once_where_shapes_are_static():
+    count, rank = get_group_size(), get_rank()
+    inputs, target = batch(7)
+    target = target if rank == count - 1 else None
+    given = (inputs[:2], inputs[:5])[rank] if rank < 2 else None
+    for dynamic_shapes in (False, True):
+        net = pipeline(
+            0, schedule="transpose", transpose_options={"owners": [1, 0, 1]}, dynamic_shapes=dynamic_shapes
+        )
+        transport, seen = net._transport, []
+        gather = transport.all_gather_object
+        transport.all_gather_object = lambda value, gather=gather, seen=seen: (seen.append(value), gather(value))[1]
+        for _ in range(3):
+            net(given, target)
+        assert len(seen) == (3 if dynamic_shapes else 1), seen
+        if not dynamic_shapes and rank == 0:
+            text = "pass dynamic_shapes=True if the batch size changes between steps"
+            try:
+                net(inputs[:3], target)
+            except ValueError as error:
+                assert text in str(error), error
+            else:
+                raise AssertionError(f"no error: {text}")

@@ -94,8 +94,37 @@ def a_wrong_share_is_an_error_on_every_rank():
             raise AssertionError("no error")
 
 
+def sizes_are_agreed_on_once_where_shapes_are_static():
+    plan = Plan.build("transpose", 2, 1, 3, num_layers=0, owners=[1, 0, 1])
+    x, target = torch.ones(7, 1), torch.ones(7, 1)
+    mine = x[:5] if rank() else x[:2]
+    for dynamic_shapes in (False, True):
+        stage = PipelineStage(Scale(1), rank(), 2, CPU)
+        schedule = ScheduleFromPlan(
+            [stage], plan, nn.functional.mse_loss, sharded_inputs=True, dynamic_shapes=dynamic_shapes
+        )
+        transport, seen = schedule.engine.transport, []
+        gather = transport.all_gather_object
+        transport.all_gather_object = lambda value, gather=gather, seen=seen: (seen.append(value), gather(value))[1]
+        for _ in range(3):
+            schedule.step(mine, target=target)
+        assert len(seen) == (3 if dynamic_shapes else 1), seen
+        if not dynamic_shapes and rank() == 1:
+            for given, wanted, text in (
+                (mine, target[:6], "inputs and target disagree on the batch size: 7 and 6"),
+                (x[:4], target, "pass dynamic_shapes=True if the batch size changes between steps"),
+            ):
+                try:
+                    schedule.step(given, target=wanted)
+                except ValueError as error:
+                    assert text in str(error), error
+                else:
+                    raise AssertionError(f"no error: {text}")
+
+
 CASES = [
     each_rank_may_bring_only_what_it_owns,
     each_rank_reads_what_a_transpose_plan_says,
     a_wrong_share_is_an_error_on_every_rank,
+    sizes_are_agreed_on_once_where_shapes_are_static,
 ]
