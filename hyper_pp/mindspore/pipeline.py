@@ -312,13 +312,14 @@ class PipelineCell(nn.Cell):
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _agree(self, settings: Any) -> int:
-        """Check that all ranks were given the same settings; return the seed of rank 0."""
-        gathered = self._transport.all_gather_object((settings, get_seed()))
+        """Check that all ranks were given the same settings; return the seed of rank 0, drawn where none was set."""
+        own = get_seed()
+        seed = int.from_bytes(os.urandom(3), "big") if own is None else int(own)
+        gathered = self._transport.all_gather_object((settings, seed))
         for rank, (other, _) in enumerate(gathered):
             if other != gathered[0][0]:
                 raise ValueError(f"all ranks need the same arguments (rank 0: {gathered[0][0]}, rank {rank}: {other})")
-        seed = gathered[0][1]
-        return int.from_bytes(os.urandom(3), "big") if seed is None else int(seed)
+        return gathered[0][1]
 
 
 def _placement_of(schedule: ScheduleChoice) -> Placement:

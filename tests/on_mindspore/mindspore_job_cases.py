@@ -26,7 +26,7 @@ if __name__ == "__main__":
 import mindspore as ms  # noqa: E402 - after the core was chosen
 from mindspore import Parameter, Tensor, nn, ops  # noqa: E402 - likewise
 from mindspore.communication import get_group_size, get_rank, init  # noqa: E402 - likewise
-from small_models import FEATURES, batch, gradients_by_name, mean_square, one_process, residual_layers  # noqa: E402
+from small_models import batch, gradients_by_name, mean_square, one_process, residual_layers  # noqa: E402
 
 from hyper_pp.mindspore import PipelineCell  # noqa: E402 - likewise
 
@@ -252,63 +252,6 @@ def a_preprocess_cell_takes_several_inputs_and_keywords_and_returns_several_outp
             close(found[name], [expected[name]])
 
 
-class Dropped(nn.Cell):
-    def __init__(self):
-        super().__init__()
-        self.weight = Parameter(Tensor(np.ones(FEATURES, np.float32)), name="weight")
-
-    def construct(self, x):
-        return ops.dropout(x * self.weight, p=0.5)
-
-
-@case
-def a_recompute_sees_the_dropout_of_its_forward():
-    inputs = Tensor(np.ones((8, FEATURES), np.float32))
-    outcomes = []
-    for explicit in (True, False):
-        ms.set_seed(11)
-        tail = residual_layers(get_group_size())
-        net = PipelineCell(
-            [Dropped(), *tail],
-            lambda output, target: output.mean(),
-            micro_size=4,
-            schedule="mpipe",
-            num_transpose_layers=1,
-            transpose_options={"explicit_backward": explicit},
-        )
-        loss = float(net(inputs, inputs).asnumpy())
-        outcomes.append([loss, *(gradient.asnumpy() for gradient in net.gradients())])
-    for one, other in zip(*outcomes, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-class Linear(nn.Cell):
-    """mean over weight · dropped x: its gradient is what was kept of x, its output weight · that."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = Parameter(Tensor(np.ones(FEATURES, np.float32)), name="weight")
-
-    def construct(self, x):
-        return ops.dropout(x, p=0.5) * self.weight
-
-
-@case
-def a_gradient_belongs_to_the_very_mask_that_made_the_loss():
-    # With weight 1 and loss = sum of the output, the loss equals the sum of the weight's gradient, if masks agree.
-    identity = [Scale(1.0) for _ in range(get_group_size())]
-    net = PipelineCell(
-        [Linear(), *identity],
-        lambda output, target: output.sum(-1).mean(),
-        micro_size=4,
-        schedule="mpipe",
-        num_transpose_layers=1,
-    )
-    loss = net(batch(8)[0], ones(8))
-    if get_rank() == 0:
-        close(gradients_by_name(net)["0.weight"].sum(), float(loss.asnumpy()), rtol=1e-4, atol=1e-5)
-
-
 class Counting(nn.Cell):
     def __init__(self):
         super().__init__()
@@ -371,6 +314,7 @@ def evaluation_between_steps_changes_nothing():
 
 
 import mindspore_agreement_cases  # noqa: E402, F401 - its cases join the list
+import mindspore_dropout_cases  # noqa: E402, F401 - likewise
 import mindspore_sharded_cases  # noqa: E402, F401 - likewise
 
 if __name__ == "__main__":
