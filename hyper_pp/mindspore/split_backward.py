@@ -45,7 +45,7 @@ class Graph(NamedTuple):
 
 def examine(outputs: Sequence[Tensor], inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Graph:
     """Look at the graph below ``outputs``."""
-    nodes = _walk([output._grad_node for output in outputs])
+    nodes = walk([output._grad_node for output in outputs])
     return Graph(nodes, _reaching(nodes, inputs), _reaching(nodes, parameters))
 
 
@@ -112,7 +112,7 @@ def _name(node: Any) -> str:
     return str(node.name() if callable(node.name) else node.name)
 
 
-def _walk(roots: Sequence[Any]) -> dict[int, tuple[Any, list[int | None]]]:
+def walk(roots: Sequence[Any]) -> dict[int, tuple[Any, list[int | None]]]:
     """Return all nodes below ``roots``, children first; iterative, since graphs are deeper than Python's stack."""
     nodes: dict[int, tuple[Any, list[int | None]]] = {}
     seen: set[int] = set()
