@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from hyper_pp.actions import Action
+from hyper_pp.errors import ShapeError
 from hyper_pp.protocols import Pending, Tensor, Tensors, TensorSpec, Transport, Value
 from hyper_pp.tree import Slot, flatten, unflatten
 
@@ -94,6 +95,7 @@ class Boundaries:
 
     def begin(self, *, training: bool) -> None:
         """Start a step with nothing under way."""
+        self.exchanged = False  # whether anything went out or was asked for in this step
         self._training = training
         self._sends: dict[int, deque[Pending]] = {}
 
@@ -120,10 +122,11 @@ class Boundaries:
         """Send a value that :meth:`pack` took apart; tell the receiver first what comes, where it doesn't know.
 
         Raises:
-            ValueError: Shapes are static and this value differs from the one before; nothing of it was sent.
+            ShapeError: Shapes are static and this value differs from the one before; nothing of it was sent.
         """
         header = packed.header
         if self._dynamic_shapes:
+            self.exchanged = True
             self._transport.send_object(header, peer)
         else:
             agreed = self._agreed[self._training].get(action)
@@ -131,6 +134,7 @@ class Boundaries:
                 other_mode = self._agreed[not self._training].get(action)
                 if other_mode is not None and other_mode.without_grad() != header.without_grad():
                     _refuse(action, other_mode, header)
+                self.exchanged = True
                 self._transport.send_object(header, peer)
                 self._agreed[self._training][action] = header
             elif agreed != header:
@@ -139,6 +143,7 @@ class Boundaries:
 
     def recv(self, action: Action, peer: int) -> Delivery:
         """Receive a value."""
+        self.exchanged = True
         agreed = self._agreed[self._training]
         header = None if self._dynamic_shapes else agreed.get(action)
         if header is None:
@@ -165,10 +170,12 @@ class Boundaries:
             self._gradient_specs[action] = list(specs)
         if not specs:
             return []
+        self.exchanged = True
         pending = self._transport.recv(specs, peer)
         return pending if self._overlap else pending.wait()
 
     def _start(self, tensors: list[Tensor], peer: int) -> None:
+        self.exchanged = True
         pending = self._transport.send(tensors, peer)
         if not self._overlap:
             pending.wait()
@@ -183,7 +190,7 @@ def _refuse(action: Action, before: Header, now: Header) -> NoReturn:
     difference = f"before: {before}, now: {now}"
     if str(before) == str(now):
         difference = f"{now}: another part of it needs a gradient than before"
-    raise ValueError(
+    raise ShapeError(
         f"stage {action.stage} sends another value for micro-batch {action.micro_batch} than before "
         f"({difference}); "
         "pass dynamic_shapes=True if shapes or plain values change between steps"

@@ -12,7 +12,7 @@ from hyper_pp.actions import Action, AnyOp, CustomOp, Op, Order, declare_op
 from hyper_pp.body import BodyRunner
 from hyper_pp.boundary import Boundaries
 from hyper_pp.dependencies import Dependencies
-from hyper_pp.errors import PipelineError
+from hyper_pp.errors import PipelineError, ShapeError
 from hyper_pp.passes import receives_earlier
 from hyper_pp.plan import Plan
 from hyper_pp.preprocess import PreprocessRunner
@@ -169,7 +169,8 @@ class PipelineEngine:
 
         Raises:
             PipelineError: An action failed; the text names rank, action, position and step. Parameters are untouched,
-                gradients are as they were before, and every other rank is told to end with this cause.
+                gradients are as they were before, and every other rank is told to end with this cause; unless the
+                cause is a ShapeError and nothing has been exchanged in this step.
         """
         training = step.training
         program = self._programs.get(training) or self._make_program(training)
@@ -232,7 +233,11 @@ class PipelineEngine:
         position = 0 if action is None else order.index(action) + 1
         place = f"action {position} of {len(order)}, {kind} {self.num_steps}"
         text = f"rank {self.rank}: {action or 'no action'} ({place}) failed: {cause}"
-        self.transport.abort(text)
+        # Another shape that is found before anything was exchanged is an argument's fault like any other: the step can
+        # be called again with the right one, and a script that lets the error through ends the other ranks by itself.
+        untouched = self.plan.transpose is None and not self._boundaries.exchanged
+        if not (untouched and isinstance(error, ShapeError)):
+            self.transport.abort(text)
         if isinstance(error, Exception):
             raise PipelineError(text) from error
         raise error

@@ -23,5 +23,9 @@ class ScheduleError(HyperPPError, ValueError):
         self.grid = grid
 
 
+class ShapeError(HyperPPError, ValueError):
+    """What enters or leaves a stage has another shape or element type than before, though shapes are static."""
+
+
 class PipelineError(HyperPPError, RuntimeError):
     """An action failed while a plan ran; the text names rank, action, position and step, the cause is chained."""

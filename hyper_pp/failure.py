@@ -22,6 +22,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
+from hyper_pp.errors import PipelineError
+
 EXIT_CODE = 1
 GRACE = 1.5  # seconds that the failing rank itself has to show its traceback
 LINGER = 30.0  # seconds that a rank which has finished waits for the others
@@ -184,7 +186,8 @@ class FailureChannel:
     def _on_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         self._previous_hook(kind, error, trace)
         if self._pid == os.getpid():
-            self.abort(f"rank {self.rank}: {kind.__name__}: {error}")
+            told = isinstance(error, PipelineError)  # names the rank, and what failed
+            self.abort(str(error) if told else f"rank {self.rank}: {kind.__name__}: {error}")
 
     def _at_exit(self) -> None:
         if self._pid != os.getpid() or self._cause is not None:

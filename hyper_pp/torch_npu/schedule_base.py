@@ -11,11 +11,13 @@ from torch.profiler import record_function
 from hyper_pp.actions import Action, Op, partner
 from hyper_pp.choose import check_same_plan
 from hyper_pp.engine import PipelineEngine
+from hyper_pp.errors import PipelineError, ShapeError
 from hyper_pp.microbatch import weights_of
 from hyper_pp.plan import Plan
 from hyper_pp.protocols import Value
 from hyper_pp.shape import check_count
 from hyper_pp.step import StepInputs, StepResult
+from hyper_pp.torch_npu.errors import MetadataError
 from hyper_pp.torch_npu.keep import earlier_gradients_set_aside, state_kept
 from hyper_pp.torch_npu.keywords import keywords_by_stage
 from hyper_pp.torch_npu.replicated import Replicated
@@ -24,6 +26,7 @@ from hyper_pp.torch_npu.stage import TorchStage
 from hyper_pp.torch_npu.tensors import TorchTensors
 from hyper_pp.torch_npu.traced import module_of
 from hyper_pp.torch_npu.transport import TorchTransport
+from hyper_pp.tree import flatten
 from hyper_pp.verify import verify
 
 PlanMaker = Callable[[int, int, int], Plan]  # num_ranks, num_chunks, num_micro_batches
@@ -82,6 +85,7 @@ class PipelineSchedule:
         self._chunk_specs = (args_chunk_spec, kwargs_chunk_spec)
         self._preprocess = preprocess
         self._engine: PipelineEngine | None = None
+        self._input_dtypes: list[torch.dtype] | None = None
         self.scale_grads = scale_grads
         self.weight_fn: Callable[[Any], Any] | None = None
         self.dynamic_shapes = False
@@ -144,7 +148,8 @@ class PipelineSchedule:
             The joined outputs on the last stage's rank, elsewhere None. ``.grad`` is added to, never rescaled.
 
         Raises:
-            ValueError: The arguments don't fit the batch or the stages; nothing was sent.
+            ValueError: The arguments don't fit the batch or the stages; nothing was sent. Where what enters or leaves a
+                stage has another shape or element type than before, it is torch's ``PipeliningMetadataError`` too.
             PipelineError: An action failed; parameters and gradients are as they were.
         """
         training = self._loss_fn is not None
@@ -186,13 +191,22 @@ class PipelineSchedule:
             for stage, num_backwards in self._replicated:
                 stage.expect(num_backwards)
             with earlier_gradients_set_aside(engine.all_stages()):
-                result = engine.run(step)
+                result = self._run_engine(step)
         elif training is None:
             with state_kept([*(stage.submod for stage in self.stages), self._preprocess]):
-                result = engine.run(step)
+                result = self._run_engine(step)
         else:
-            result = engine.run(step)
+            result = self._run_engine(step)
         return self._deliver(result, losses)
+
+    def _run_engine(self, step: StepInputs) -> StepResult:
+        try:
+            return self.engine.run(step)
+        except PipelineError as error:
+            if not isinstance(error.__cause__, ShapeError):
+                raise
+            self._transport.take_back_step(self._peers)
+            raise MetadataError(str(error)) from error.__cause__
 
     def _before_run(self) -> None:
         """For schedules that have more to do; all ranks call it."""
@@ -217,14 +231,27 @@ class PipelineSchedule:
         cut = self._cutter.cut(args if needed else (), kwargs)
         stage_kwargs = keywords_by_stage(self._modules, [chunk for _, chunk in cut], self._own_keywords)
         first = self.stages[self._first_position] if self._first_position is not None else None
-        fault = input_fault("input", cut[0][0], getattr(first, "input_args", None)) if first is not None else None
-        if fault is not None and self._preprocess is None:
-            raise ValueError(f"stage 0 gets other inputs than declared: {fault}")
+        if first is not None and self._preprocess is None:
+            self._check_inputs(cut[0][0], getattr(first, "input_args", None))
         inputs = {}
         for m in needed:
             own = cut[m][1] if self._own_keywords else stage_kwargs.get((0, m), {})
             inputs[m] = cut[m][0], own
         return inputs, stage_kwargs
+
+    def _check_inputs(self, given: tuple[Value, ...], declared: Sequence[torch.Tensor] | None) -> None:
+        """Refuse inputs of stage 0 that aren't as declared, or not of the element types of the first step."""
+        fault = input_fault("input", given, declared)
+        if fault is not None:
+            raise MetadataError(f"stage 0 gets other inputs than declared: {fault}")
+        dtypes = [leaf.dtype for leaf in flatten(given, self._tensors.is_tensor)[0]]
+        if self._input_dtypes is None or self.dynamic_shapes:
+            self._input_dtypes = dtypes
+        elif dtypes != self._input_dtypes:
+            raise MetadataError(
+                f"stage 0 gets inputs of {dtypes}, before of {self._input_dtypes}: call configure(dynamic_shapes=True) "
+                "before the first step if they change"
+            )
 
     @property
     def _own_keywords(self) -> bool:

@@ -102,9 +102,16 @@ class TorchTransport:
 
     def start_step(self, peers: Iterable[int]) -> None:
         """Note that a step with these peers begins, so that a peer that made fewer steps is found out."""
+        self._count_steps(peers, 1)
+
+    def take_back_step(self, peers: Iterable[int]) -> None:
+        """Note that nothing came of the step that was begun last."""
+        self._count_steps(peers, -1)
+
+    def _count_steps(self, peers: Iterable[int], number: int) -> None:
         if self._channel is not None:
             for peer in peers:
-                self._channel.count(peer, 1, 1)
+                self._channel.count(peer, number, number)
 
     @property
     def lookahead(self) -> int:

@@ -5,6 +5,7 @@ from fake import TENSORS, DotLoss, FakeTransport, Network, ScaleStage, floats, o
 
 from hyper_pp import Action, Op, PipelineError, Plan, ScheduleError, declare_op
 from hyper_pp.engine import PipelineEngine
+from hyper_pp.errors import ShapeError
 from hyper_pp.microbatch import Splitter, offsets, split_sizes, weights_of
 from hyper_pp.step import StepInputs
 
@@ -49,7 +50,11 @@ class Pipeline:
             engine = self.engines[rank]
             mine = {i: (inputs[i], kwargs or {}) for i in engine.input_micro_batches}
             step = StepInputs(mine, dict(enumerate(targets)), weights, training, keep_outputs)
-            return engine.run(step)
+            try:
+                return engine.run(step)
+            except PipelineError as error:  # a script that lets it through ends, and the others hear of it
+                engine.transport.abort(str(error))
+                raise
 
         results = on_ranks(self.plan.shape.num_ranks, run)
         last = next(result for result in results if result.losses)
@@ -224,6 +229,19 @@ def test_a_failing_action_is_named_with_rank_action_position_and_step():
     assert pipeline.gradients()[1] == before[1], "the failed step leaves earlier gradients as they were"
 
 
+def test_after_another_shape_that_nobody_was_sent_the_step_can_be_called_again():
+    x, y = [1.0, 2.0, 3.0, 4.0], [1.0, 1.0, 1.0, 1.0]
+    pipeline = Pipeline(Plan.build("1f1b", 2, 1, 2), overlap_p2p=True)
+    pipeline.step(x, y)
+    wrong = {m: ((floats(1.0, 2.0, 3.0),), {}) for m in range(2)}
+    with pytest.raises(PipelineError, match="stage 0 sends another value") as caught:
+        pipeline.engines[0].run(StepInputs(wrong, {}, ()))
+    assert isinstance(caught.value.__cause__, ShapeError)
+    assert pipeline.network.first_cause is None, "nobody else was told to end"
+    assert pipeline.step(x, y)[0] == pytest.approx(reference(factors_of(pipeline), x, y)[0])
+    assert pipeline.gradients() == pytest.approx(reference(factors_of(pipeline), x, y, steps=2)[1])
+
+
 def test_another_shape_than_before_is_an_error_before_it_is_sent_unless_shapes_are_dynamic():
     x, y = [1.0, 2.0, 3.0, 4.0], [1.0, 1.0, 1.0, 1.0]
     pipeline = Pipeline(Plan.build("1f1b", 2, 1, 2))
@@ -232,6 +250,7 @@ def test_another_shape_than_before_is_an_error_before_it_is_sent_unless_shapes_a
     with pytest.raises(PipelineError, match=message):
         pipeline.step(x * 2, y * 2)
     assert len(pipeline.network.log[0]) == 2, "nothing of the faulty step was sent"
+    assert pipeline.gradients() == pytest.approx(reference(factors_of(pipeline), x, y)[1])
     dynamic = Pipeline(Plan.build("1f1b", 2, 1, 2), dynamic_shapes=True)
     assert [dynamic.step(x, y)[0], dynamic.step(x * 2, y * 2)[0], dynamic.step(x, y)[0]] == pytest.approx(
         [reference(factors_of(dynamic), x, y)[0]] * 3

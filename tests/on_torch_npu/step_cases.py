@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 from boundary_cases import CPU, Call, Scale, rank, step, two_stages
 from torch import nn
+from torch.distributed.pipelining._utils import PipeliningMetadataError
 
-from hyper_pp import PipelineShape, Plan
+from hyper_pp import PipelineError, PipelineShape, Plan
 from hyper_pp.torch_npu import (
     PipelineStage,
     Schedule1F1B,
@@ -42,6 +43,23 @@ def a_batch_smaller_than_the_micro_batches_is_an_error():
         assert "a batch of 3 can't be split into 4 micro-batches" in str(error)
     else:
         raise AssertionError("no error")
+
+
+def another_shape_or_dtype_is_an_error_of_torchs_type_and_the_step_can_be_called_again():
+    module, schedule = two_stages(nn.Linear(1, 1, bias=False), Scale(3), 4, lambda y, _: y.mean())
+    x, target = torch.ones(8, 1), torch.zeros(8)
+    step(schedule, x, target)
+    if rank() == 0:
+        for wrong in (torch.ones(9, 1), x.int(), torch.ones(8, 1, dtype=torch.bfloat16)):
+            try:
+                schedule.step(wrong)
+            except PipeliningMetadataError as error:
+                assert isinstance(error, PipelineError) and isinstance(error, ValueError)
+            else:
+                raise AssertionError(f"no error: {wrong.dtype}{list(wrong.shape)}")
+    before = next(module.parameters()).grad.clone()
+    step(schedule, x, target)
+    torch.testing.assert_close(next(module.parameters()).grad, 2 * before)
 
 
 def products_have_the_gradients_of_products():
