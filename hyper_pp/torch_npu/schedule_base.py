@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.pipelining.schedules import _Action
 from torch.profiler import record_function
 
 from hyper_pp.actions import Action, Op, partner
@@ -20,6 +19,7 @@ from hyper_pp.step import StepInputs, StepResult
 from hyper_pp.torch_npu.errors import MetadataError
 from hyper_pp.torch_npu.keep import earlier_gradients_set_aside, state_kept
 from hyper_pp.torch_npu.keywords import keywords_by_stage
+from hyper_pp.torch_npu.pipeline_order import check_placement, order_of, plan_of
 from hyper_pp.torch_npu.replicated import Replicated
 from hyper_pp.torch_npu.splitting import BatchCutter, input_fault, merge_outputs
 from hyper_pp.torch_npu.stage import TorchStage
@@ -29,7 +29,7 @@ from hyper_pp.torch_npu.transport import TorchTransport
 from hyper_pp.tree import flatten
 from hyper_pp.verify import verify
 
-PlanMaker = Callable[[int, int, int], Plan]  # num_ranks, num_chunks, num_micro_batches
+PlanMaker = Callable[[int, int, int], Plan | None]  # num_ranks, num_chunks, num_micro_batches
 
 
 class PipelineSchedule:
@@ -39,7 +39,7 @@ class PipelineSchedule:
         stages: This rank's stages.
         n_microbatches: M.
         loss_fn: Called with (output, target) of a micro-batch; None runs forwards only.
-        make_plan: Makes the plan from P, V and M.
+        make_plan: Makes the plan from P, V and M; None where a subclass sets :attr:`pipeline_order`.
         args_chunk_spec: How positional arguments are split; None: along dimension 0.
         kwargs_chunk_spec: How keyword arguments are split, by keyword.
         output_merge_spec: How outputs are joined; None: along dimension 0.
@@ -75,10 +75,11 @@ class PipelineSchedule:
                 f"the stages of all ranks must make up the pipeline: {num_ranks} ranks with {len(stages)} stages each "
                 f"are {num_ranks * len(stages)}, but num_stages is {num_stages}"
             )
-        self.plan = make_plan(num_ranks, len(stages), n_microbatches).lowered()
-        verify(self.plan)
-        _check_placement(stages, self.plan)
         self.stages = list(stages)
+        self._plan: Plan | None = None
+        plan = make_plan(num_ranks, len(stages), n_microbatches)
+        if plan is not None:
+            self._take_plan(plan)
         self._n_microbatches = n_microbatches
         self._loss_fn = loss_fn
         self._output_merge_spec = output_merge_spec
@@ -91,6 +92,19 @@ class PipelineSchedule:
         self.dynamic_shapes = False
         self.overlap_p2p = True
         self.profile = False
+
+    @property
+    def plan(self) -> Plan:
+        """What every rank does in a step, lowered and verified."""
+        if self._plan is None:
+            raise RuntimeError(f"{type(self).__name__} has no order: set self.pipeline_order in its __init__")
+        return self._plan
+
+    def _take_plan(self, plan: Plan) -> None:
+        plan = plan.lowered()
+        verify(plan)
+        check_placement(self.stages, plan)
+        self._plan = plan
 
     def configure(
         self,
@@ -328,35 +342,19 @@ class PipelineSchedule:
         return {index: self.plan.shape.rank_of(index) for index in range(self.plan.shape.num_stages)}
 
     @property
-    def pipeline_order(self) -> dict[int, list[_Action]]:
-        """The compute actions of every rank, as ``torch.distributed.pipelining`` writes them."""
-        compute = (Op.F, Op.B, Op.I, Op.W)
-        return {
-            rank: [_Action.from_str(str(action)) for action in order if action.op in compute]
-            for rank, order in enumerate(self.plan.orders)
-        }
+    def pipeline_order(self) -> Mapping[int, Sequence[Any]]:
+        """The compute actions of every rank, as ``torch.distributed.pipelining`` writes them.
 
+        Where it is set, before the first step, its orders take the place of the schedule's own; see
+        :func:`hyper_pp.torch_npu.pipeline_order.plan_of`.
+        """
+        return order_of(self.plan)
 
-def _check_placement(stages: Sequence[Any], plan: Plan) -> None:
-    """Refuse stages that live elsewhere than the plan has them."""
-    shape = plan.shape
-    wanted = {index: shape.rank_of(index) for index in range(shape.num_stages)}
-    for stage in stages:
-        given = getattr(stage, "stage_index_to_group_rank", None)
-        # A stage's own default is the loop; only a map that somebody put there, or held stages, can contradict.
-        loop = {index: index % shape.num_ranks for index in range(shape.num_stages)}
-        if given is not None and given != wanted and given != loop:
-            raise ValueError(
-                f"schedule {plan.schedule} places stages in the form of a {shape.placement} ({wanted}), but "
-                f"stage_index_to_group_rank is {given}"
-            )
-    held = [getattr(stage, "stage_index", None) for stage in stages]
-    rank = getattr(stages[0], "group_rank", None)
-    if None not in held and rank is not None and sorted(held) != sorted(shape.stages_of(rank)):
-        raise ValueError(
-            f"schedule {plan.schedule} has stages {sorted(shape.stages_of(rank))} on rank {rank} "
-            f"(placement {shape.placement}), but got stages {sorted(held)}"
-        )
+    @pipeline_order.setter
+    def pipeline_order(self, order: Mapping[int, Sequence[Any]]) -> None:
+        if self._engine is not None:
+            raise RuntimeError("pipeline_order must be set before the first step")
+        self._take_plan(plan_of(order, self.stages, self._n_microbatches))
 
 
 def _backwards_of(engine: PipelineEngine, rank: int) -> list[tuple[Replicated, int]]:

@@ -64,7 +64,10 @@ class _ScheduleForwardOnly(PipelineScheduleSingle):
 
 
 class PipelineScheduleMulti(PipelineSchedule):
-    """Base of the schedules with any number of stages per rank; see :class:`PipelineSchedule` for the arguments."""
+    """Base of the schedules with any number of stages per rank; see :class:`PipelineSchedule` for the arguments.
+
+    A schedule of one's own derives from it and sets ``self.pipeline_order`` at the end of its ``__init__``.
+    """
 
     _plan_name = ""
 
@@ -92,7 +95,9 @@ class PipelineScheduleMulti(PipelineSchedule):
             scale_grads=scale_grads,
         )
 
-    def _make_plan(self, num_ranks: int, num_chunks: int, num_micro_batches: int) -> Plan:
+    def _make_plan(self, num_ranks: int, num_chunks: int, num_micro_batches: int) -> Plan | None:
+        if not self._plan_name:
+            return None
         return Plan.build(self._plan_name, num_ranks, num_chunks, num_micro_batches)
 
 

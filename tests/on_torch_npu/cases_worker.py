@@ -1,6 +1,7 @@
-"""Under torchrun, 2 ranks: the cases of boundary_cases, step_cases, sharded_cases and transpose_cases."""
+"""Under torchrun, 2 ranks: the cases of the modules ``*_cases``."""
 
 import boundary_cases
+import own_order_cases
 import sharded_cases
 import step_cases
 import torch
@@ -8,7 +9,7 @@ import torch.distributed as dist
 import transpose_cases
 from torchrun_launch import run_cases
 
-MODULES = (boundary_cases, step_cases, sharded_cases, transpose_cases)
+MODULES = (boundary_cases, own_order_cases, step_cases, sharded_cases, transpose_cases)
 CASES = {case.__name__: case for module in MODULES for case in module.CASES}
 
 
