@@ -1,17 +1,20 @@
 """A module as a stage: forwards that are cut from each other, backwards in any order."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from hyper_pp.protocols import Value
 from hyper_pp.torch_npu.replicated import Replicated, replicated
 from hyper_pp.torch_npu.split_backward import WeightHalf, backward_input
 from hyper_pp.tree import Slot, flatten, unflatten
 
+_LOG = logging.getLogger("hyper_pp")
 Tensor = torch.Tensor
 _ONE_ARGUMENT = (Slot(0),)
 
@@ -24,9 +27,10 @@ class TorchTape:
         outputs: For each tensor of the output, the tensor with its graph.
         dw_builder: Of the stage, see there.
         replicated: Steers the stage's all-reduce, if it has one.
+        is_sharded: The stage's parameters are sharded by ``fully_shard``.
     """
 
-    __slots__ = ("dw_builder", "inputs", "outputs", "replicated", "requires_grad", "weight_half")
+    __slots__ = ("dw_builder", "inputs", "is_sharded", "outputs", "replicated", "requires_grad", "weight_half")
 
     def __init__(
         self,
@@ -34,11 +38,13 @@ class TorchTape:
         outputs: list[Tensor],
         dw_builder: Callable[[], Callable[..., None]] | None = None,
         replicated: Replicated | None = None,
+        is_sharded: bool = False,
     ) -> None:
         self.inputs = inputs
         self.outputs = outputs
         self.dw_builder = dw_builder
         self.replicated = replicated
+        self.is_sharded = is_sharded
         self.requires_grad = tuple([output.requires_grad for output in outputs])
         self.weight_half: Callable[[], None] | None = None
 
@@ -63,6 +69,11 @@ class TorchStage:
         self._dw_builder = dw_builder
         self._module = function if isinstance(function, nn.Module) else None
         self.replicated = replicated(function)
+        # Its parameters are whole only from before the forward until a backward has passed all of them.
+        self._is_sharded = self._module is not None and any(
+            isinstance(part, FSDPModule) for part in self._module.modules()
+        )
+        self._told_whole = False
 
     def forward(
         self,
@@ -106,9 +117,9 @@ class TorchStage:
             output = self._call(args, kwargs)
         if continues is None:
             wanted = [leaf if leaf.requires_grad else None for leaf in leaves]
-            options = self._dw_builder, self.replicated
+            options = self._dw_builder, self.replicated, self._is_sharded
         else:
-            wanted, options = continues.inputs, (continues.dw_builder, continues.replicated)
+            wanted, options = continues.inputs, (continues.dw_builder, continues.replicated, continues.is_sharded)
         if isinstance(output, Tensor):
             return output.detach(), TorchTape(wanted, [output], *options)
         outputs, skeleton = flatten(output, _is_tensor)
@@ -134,6 +145,8 @@ class TorchStage:
 
     def backward_input(self, tape: TorchTape, output_grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients of the inputs; leave those of the parameters to :meth:`backward_weight`."""
+        if tape.is_sharded:
+            return self._backward_whole(tape, output_grads)
         outputs, grads = _with_grad(tape, output_grads)
         if tape.replicated is None or not tape.replicated.looks_for_unused:
             tape.outputs = []
@@ -147,6 +160,17 @@ class TorchStage:
         tape.weight_half = half.run
         found = iter(half.input_grads)
         return [None if leaf is None else _or_zeros(next(found), leaf) for leaf in tape.inputs]
+
+    def _backward_whole(self, tape: TorchTape, output_grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Run a whole backward and leave nothing to the weight half."""
+        if not self._told_whole:
+            _LOG.warning(
+                "a stage is sharded by fully_shard, whose backward can't be split: its weight gradients are computed "
+                "together with its input gradients"
+            )
+            self._told_whole = True
+        tape.weight_half = _nothing
+        return self.backward(tape, output_grads)
 
     def backward_weight(self, tape: TorchTape) -> None:
         """Add the parameter gradients that :meth:`backward_input` left."""
@@ -182,6 +206,10 @@ class TorchStage:
         """Replace ``.grad`` of each trainable parameter by a copy, since later backwards add in place."""
         for parameter, gradient in zip(self.parameters(), gradients):
             parameter.grad = None if gradient is None else gradient.detach().clone()
+
+
+def _nothing() -> None:
+    """Leave the weight half of a whole backward empty."""
 
 
 def _last_synchronised(tape: TorchTape, outputs: Sequence[Tensor]) -> AbstractContextManager[None]:

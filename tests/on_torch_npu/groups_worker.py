@@ -5,7 +5,9 @@ import copy
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import init_device_mesh
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torchrun_launch import run_cases
 
@@ -109,6 +111,28 @@ def replicas_add_up_their_gradients_once_a_step(layout, make, v, **options):
         assert counts[-1] == 2
 
 
+def sharded_stages_have_the_gradients_of_one_process(make, v):
+    """Two replicas of a pipeline, the parameters of each stage sharded over them by ``fully_shard``."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+    rank, replica = mesh["pp"].get_local_rank(), mesh["dp"].get_local_rank()
+    torch.manual_seed(1)
+    layers = [nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2 * v)]
+    x, target = torch.randn(2, 6, 4), torch.randn(2, 6, 4)
+    expected = nn.Sequential(*copy.deepcopy(layers))
+    for _ in range(2):
+        for i in range(2):
+            (nn.functional.mse_loss(expected(x[i]), target[i]) / 2).backward()
+    mine = [rank + 2 * chunk for chunk in range(v)]
+    group = mesh["pp"].get_group()
+    stages = [PipelineStage(fully_shard(layers[i], mesh=mesh["dp"]), i, 2 * v, CPU, group=group) for i in mine]
+    schedule = make(stages, None)
+    for _ in range(2):
+        schedule.step(x[replica], target=target[replica])
+    for i in mine:
+        for parameter, twin in zip(layers[i].parameters(), expected[i].parameters(), strict=True):
+            torch.testing.assert_close(parameter.grad.full_tensor(), twin.grad, rtol=1e-5, atol=1e-6)
+
+
 def same_gradients(module, twin):
     for parameter, other in zip(module.linear.parameters(), twin.linear.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-5, atol=1e-6)
@@ -151,9 +175,16 @@ REPLICATED = {
     for options in OPTIONS
 }
 
+SHARDED = {
+    make.__name__: lambda make=make, v=v: sharded_stages_have_the_gradients_of_one_process(make, v)
+    for make, v in ((one_chunk, 1), (two_chunks, 2), (split_backward, 2))
+}
+
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    run_cases({**CASES, **{f"ddp {name}": case for name, case in REPLICATED.items()}}, dist.get_rank())
+    replicated = {f"ddp {name}": case for name, case in REPLICATED.items()}
+    sharded = {f"sharded {name}": case for name, case in SHARDED.items()}
+    run_cases({**CASES, **replicated, **sharded}, dist.get_rank())
     dist.destroy_process_group()

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from groups_worker import CASES, REPLICATED
+from groups_worker import CASES, REPLICATED, SHARDED
 from torchrun_launch import launch
 
 
@@ -20,6 +20,11 @@ def test_each_pipeline_trains_on_its_own_data(launched, case):
 @pytest.mark.parametrize("case", REPLICATED)
 def test_replicas_add_up_their_gradients_once_a_step(launched, case):
     launched.check(f"ddp {case}")
+
+
+@pytest.mark.parametrize("case", SHARDED)
+def test_sharded_stages_have_the_gradients_of_one_process(launched, case):
+    launched.check(f"sharded {case}")
 
 
 def test_the_launch_ends_well(launched):
