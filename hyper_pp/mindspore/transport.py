@@ -263,9 +263,8 @@ def _initialise() -> tuple[int, int]:
 
 
 def _group_of(ranks: tuple[int, ...], world_size: int) -> str:
-    if (
-        on_cpu()
-    ):  # mint.distributed looks for this group whatever group it is given, and only Ascend has it from the start
+    if on_cpu():
+        # mint.distributed looks for this group whatever group it is given, and only Ascend has it from the start.
         _create_group(_WORLD, list(range(world_size)))
     if ranks == tuple(range(world_size)):
         return _WORLD
