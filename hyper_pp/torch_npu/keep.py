@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hyper_pp.torch_npu.stage import TorchStage
+from hyper_pp.torch_npu.stage import TorchStage, random_numbers_kept
 
 
 @contextmanager
@@ -51,11 +51,10 @@ def state_kept(modules: Sequence[Any]) -> Iterator[None]:
         yield
         return
     buffers = [(buffer, buffer.detach().clone()) for module in training for buffer in module.buffers()]
-    random_state = torch.get_rng_state()
     try:
-        yield
+        with random_numbers_kept():
+            yield
     finally:
-        torch.set_rng_state(random_state)
         with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)

@@ -20,7 +20,7 @@ from hyper_pp.torch_npu.errors import MetadataError
 from hyper_pp.torch_npu.keep import earlier_gradients_set_aside, state_kept
 from hyper_pp.torch_npu.keywords import keywords_by_stage
 from hyper_pp.torch_npu.pipeline_order import check_placement, order_of, plan_of
-from hyper_pp.torch_npu.replicated import Replicated
+from hyper_pp.torch_npu.replicated import GradientSync
 from hyper_pp.torch_npu.splitting import BatchCutter, input_fault, merge_outputs
 from hyper_pp.torch_npu.stage import TorchStage
 from hyper_pp.torch_npu.tensors import TorchTensors
@@ -357,7 +357,7 @@ class PipelineSchedule:
         self._take_plan(plan_of(order, self.stages, self._n_microbatches))
 
 
-def _backwards_of(engine: PipelineEngine, rank: int) -> list[tuple[Replicated, int]]:
+def _backwards_of(engine: PipelineEngine, rank: int) -> list[tuple[GradientSync, int]]:
     """Return what steers the all-reduces of this rank's stages and block, with the backwards of each in a step."""
     count = engine.plan.shape.num_micro_batches
     found = [(stage.replicated, count) for stage in engine.body.stages.values()]

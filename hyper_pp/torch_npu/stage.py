@@ -1,5 +1,6 @@
 """A module as a stage: forwards that are cut from each other, backwards in any order."""
 
+import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -7,10 +8,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 from hyper_pp.protocols import Value
-from hyper_pp.torch_npu.replicated import Replicated, replicated
+from hyper_pp.torch_npu.replicated import GradientSync, gradient_sync
 from hyper_pp.torch_npu.split_backward import WeightHalf, backward_input
 from hyper_pp.tree import Slot, flatten, unflatten
 
@@ -26,27 +26,25 @@ class TorchTape:
         inputs: For each tensor of the positional inputs, the leaf whose gradient is wanted, or None.
         outputs: For each tensor of the output, the tensor with its graph.
         dw_builder: Of the stage, see there.
-        replicated: Steers the stage's all-reduce, if it has one.
-        is_sharded: The stage's parameters are sharded by ``fully_shard``.
+        replicated: Says when the stage's gradients meet those of its replicas, if it has some.
     """
 
-    __slots__ = ("dw_builder", "inputs", "is_sharded", "outputs", "replicated", "requires_grad", "weight_half")
+    __slots__ = ("dw_builder", "inputs", "is_whole", "outputs", "replicated", "requires_grad", "weight_half")
 
     def __init__(
         self,
         inputs: list[Tensor | None],
         outputs: list[Tensor],
         dw_builder: Callable[[], Callable[..., None]] | None = None,
-        replicated: Replicated | None = None,
-        is_sharded: bool = False,
+        replicated: GradientSync | None = None,
     ) -> None:
         self.inputs = inputs
         self.outputs = outputs
         self.dw_builder = dw_builder
         self.replicated = replicated
-        self.is_sharded = is_sharded
         self.requires_grad = tuple([output.requires_grad for output in outputs])
         self.weight_half: Callable[[], None] | None = None
+        self.is_whole = False  # the input half was a whole backward
 
 
 def _is_tensor(value: Any) -> bool:
@@ -68,12 +66,7 @@ class TorchStage:
         self.function = function
         self._dw_builder = dw_builder
         self._module = function if isinstance(function, nn.Module) else None
-        self.replicated = replicated(function)
-        # Its parameters are whole only from before the forward until a backward has passed all of them.
-        self._is_sharded = self._module is not None and any(
-            isinstance(part, FSDPModule) for part in self._module.modules()
-        )
-        self._told_whole = False
+        self.replicated = gradient_sync(function)
 
     def forward(
         self,
@@ -117,9 +110,9 @@ class TorchStage:
             output = self._call(args, kwargs)
         if continues is None:
             wanted = [leaf if leaf.requires_grad else None for leaf in leaves]
-            options = self._dw_builder, self.replicated, self._is_sharded
+            options = self._dw_builder, self.replicated
         else:
-            wanted, options = continues.inputs, (continues.dw_builder, continues.replicated, continues.is_sharded)
+            wanted, options = continues.inputs, (continues.dw_builder, continues.replicated)
         if isinstance(output, Tensor):
             return output.detach(), TorchTape(wanted, [output], *options)
         outputs, skeleton = flatten(output, _is_tensor)
@@ -145,7 +138,7 @@ class TorchStage:
 
     def backward_input(self, tape: TorchTape, output_grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients of the inputs; leave those of the parameters to :meth:`backward_weight`."""
-        if tape.is_sharded:
+        if tape.replicated is not None and not tape.replicated.splits_backward:
             return self._backward_whole(tape, output_grads)
         outputs, grads = _with_grad(tape, output_grads)
         if tape.replicated is None or not tape.replicated.looks_for_unused:
@@ -163,17 +156,14 @@ class TorchStage:
 
     def _backward_whole(self, tape: TorchTape, output_grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Run a whole backward and leave nothing to the weight half."""
-        if not self._told_whole:
-            _LOG.warning(
-                "a stage is sharded by fully_shard, whose backward can't be split: its weight gradients are computed "
-                "together with its input gradients"
-            )
-            self._told_whole = True
-        tape.weight_half = _nothing
+        _say_that_sharded_backwards_are_whole()
+        tape.is_whole = True
         return self.backward(tape, output_grads)
 
     def backward_weight(self, tape: TorchTape) -> None:
         """Add the parameter gradients that :meth:`backward_input` left."""
+        if tape.is_whole:
+            return
         assert tape.weight_half is not None
         with _last_synchronised(tape, tape.outputs):
             tape.weight_half()
@@ -208,8 +198,12 @@ class TorchStage:
             parameter.grad = None if gradient is None else gradient.detach().clone()
 
 
-def _nothing() -> None:
-    """Leave the weight half of a whole backward empty."""
+@functools.cache
+def _say_that_sharded_backwards_are_whole() -> None:
+    _LOG.warning(
+        "a stage is sharded by fully_shard, whose backward can't be split: its weight gradients are computed together "
+        "with its input gradients"
+    )
 
 
 def _last_synchronised(tape: TorchTape, outputs: Sequence[Tensor]) -> AbstractContextManager[None]:
@@ -235,11 +229,17 @@ def _or_zeros(gradient: Tensor | None, like: Tensor) -> Tensor:
 
 
 @contextmanager
-def _random_numbers_from(seed: int) -> Iterator[None]:
-    """Draw random numbers from a seed, on the CPU and the accelerator, and put the generators back afterwards."""
+def random_numbers_kept() -> Iterator[None]:
+    """Put the random generators of the CPU and the accelerator back afterwards."""
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     others = [] if device is None else [torch.accelerator.current_device_index()]
     with torch.random.fork_rng(others, device_type="cuda" if device is None else device.type):
+        yield
+
+
+@contextmanager
+def _random_numbers_from(seed: int) -> Iterator[None]:
+    with random_numbers_kept():
         torch.manual_seed(seed)
         yield
 
