@@ -126,7 +126,7 @@ class PipelineCell(nn.Cell):
         autograd.require_support()
         self._transport = MindSporeTransport(group)
         rank, num_ranks = self._transport.rank, self._transport.num_ranks
-        shape = PipelineShape(num_ranks, num_chunks, micro_size, _placement_of(schedule))
+        shape = PipelineShape(num_ranks, num_chunks, micro_size, _placement_of(schedule, num_chunks))
         name = schedule if isinstance(schedule, str) and schedule in SCHEDULES else None
         seed = self._agree((shape, num_transpose_layers, name))
         model = take_apart(
@@ -322,8 +322,10 @@ class PipelineCell(nn.Cell):
         return gathered[0][1]
 
 
-def _placement_of(schedule: ScheduleChoice) -> Placement:
+def _placement_of(schedule: ScheduleChoice, num_chunks: int) -> Placement:
     if isinstance(schedule, Plan):
         return schedule.shape.placement
     entry = SCHEDULES.get(os.fspath(schedule))
+    if entry is not None and entry.num_chunks not in (None, num_chunks):
+        raise ValueError(f"{entry.name} takes num_chunks={entry.num_chunks} (got {num_chunks})")
     return "loop" if entry is None else entry.placement

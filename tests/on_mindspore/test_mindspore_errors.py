@@ -47,6 +47,7 @@ def pipeline(layers=None, loss=mean_square, **options):
         ({"num_chunks": 2, "partition": [4, 0]}, ValueError, "every entry of partition must be at least 1"),
         ({"schedule": "2f2b"}, ValueError, "unknown schedule '2f2b'"),
         ({"schedule": "1f1b", "num_chunks": 2}, ValueError, "1f1b takes num_chunks=1"),
+        ({"schedule": "zbv"}, ValueError, r"zbv takes num_chunks=2 \(got 1\)"),
         ({"schedule": "mpipe", "transpose_options": {"speed": 1}}, ValueError, "mpipe has no option speed"),
         ({"transpose_options": {"frozen": True}}, ValueError, "gpipe has no option frozen"),
         ({"layout": "x"}, ValueError, 'layout must be "pp" or "dp"'),
