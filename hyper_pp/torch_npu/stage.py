@@ -12,11 +12,10 @@ from torch import nn
 from hyper_pp.protocols import Value
 from hyper_pp.torch_npu.replicated import GradientSync, gradient_sync
 from hyper_pp.torch_npu.split_backward import WeightHalf, backward_input
-from hyper_pp.tree import Slot, flatten, unflatten
+from hyper_pp.tree import flatten, unflatten
 
 _LOG = logging.getLogger("hyper_pp")
 Tensor = torch.Tensor
-_ONE_ARGUMENT = (Slot(0),)
 
 
 class TorchTape:
@@ -94,25 +93,19 @@ class TorchStage:
         if continues is not None:
             given, skeleton = flatten(args, _is_tensor)
             args = unflatten(skeleton, [*continues.outputs, *given[len(continues.outputs) :]])
-            leaves = []
-        elif len(args) == 1 and isinstance(args[0], Tensor):  # by far the most frequent case, and flatten costs
-            leaves, skeleton = [args[0].detach()], _ONE_ARGUMENT
-            if needs_grad[0]:
-                leaves[0].requires_grad_()
-            args = (leaves[0],)
+            wanted, options = continues.inputs, (continues.dw_builder, continues.replicated)
         else:
-            given, skeleton = flatten(args, _is_tensor)
-            leaves = [
-                leaf.detach().requires_grad_() if need else leaf.detach() for leaf, need in zip(given, needs_grad)
-            ]
-            args = unflatten(skeleton, leaves)
+            # An input whose gradient nobody asks for goes in as it is: if the user's tensor requires one, it gets it.
+            if len(args) == 1 and isinstance(args[0], Tensor):  # by far the most frequent case, and flatten costs
+                wanted = [args[0].detach().requires_grad_() if needs_grad[0] else None]
+                args = args if wanted[0] is None else (wanted[0],)
+            else:
+                given, skeleton = flatten(args, _is_tensor)
+                wanted = [leaf.detach().requires_grad_() if need else None for leaf, need in zip(given, needs_grad)]
+                args = unflatten(skeleton, [one if leaf is None else leaf for one, leaf in zip(given, wanted)])
+            options = self._dw_builder, self.replicated
         with torch.enable_grad():
             output = self._call(args, kwargs)
-        if continues is None:
-            wanted = [leaf if leaf.requires_grad else None for leaf in leaves]
-            options = self._dw_builder, self.replicated
-        else:
-            wanted, options = continues.inputs, (continues.dw_builder, continues.replicated)
         if isinstance(output, Tensor):
             return output.detach(), TorchTape(wanted, [output], *options)
         outputs, skeleton = flatten(output, _is_tensor)

@@ -1,10 +1,19 @@
 """What crosses stage boundaries, on 2 ranks: one stage each, 1F1B unless a case says otherwise."""
 
+import copy
+
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from hyper_pp.torch_npu import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from hyper_pp.torch_npu import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
 
 CPU = torch.device("cpu")
 
@@ -209,6 +218,27 @@ def a_traced_model_hands_on_what_later_stages_need():
             torch.testing.assert_close(sum(losses) / 4, loss_fn(whole, target).detach())
 
 
+def an_input_that_requires_a_gradient_gets_it():
+    class Checkpointed(nn.Linear):  # in its older form, which asks for an input that requires a gradient
+        def forward(self, x):
+            return checkpoint(super().forward, x, use_reentrant=True)
+
+    for make in (ScheduleGPipe, Schedule1F1B, ScheduleInterleavedZeroBubble):
+        torch.manual_seed(4)
+        first, second = Checkpointed(3, 3), nn.Linear(3, 3)
+        reference = copy.deepcopy(nn.Sequential(first, second))
+        x, target = torch.randn(6, 3), torch.randn(6, 3)
+        given, twin = x.clone().requires_grad_(), x.clone().requires_grad_()
+        stage = PipelineStage((first, second)[rank()], rank(), 2, CPU)
+        schedule = make([stage] if make is ScheduleInterleavedZeroBubble else stage, 3, nn.MSELoss())
+        step(schedule, given, target)
+        nn.functional.mse_loss(reference(twin), target).backward()
+        for parameter, other in zip(stage.submod.parameters(), reference[rank()].parameters()):
+            torch.testing.assert_close(parameter.grad, other.grad)
+        if rank() == 0:
+            torch.testing.assert_close(given.grad, twin.grad)
+
+
 CASES = [
     only_the_float_with_a_parameter_behind_it_gets_a_gradient,
     integers_go_in_and_across,
@@ -218,4 +248,5 @@ CASES = [
     what_is_not_contiguous_arrives_right,
     each_rank_gives_keywords_to_its_own_stages,
     a_traced_model_hands_on_what_later_stages_need,
+    an_input_that_requires_a_gradient_gets_it,
 ]
