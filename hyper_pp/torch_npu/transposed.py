@@ -16,6 +16,7 @@ from hyper_pp.schedules.transpose import Owners
 from hyper_pp.shards import SizeAgreement
 from hyper_pp.torch_npu.schedule_base import PipelineSchedule, PlanMaker
 from hyper_pp.transpose import Backward
+from hyper_pp.tree import flatten
 
 
 class BlockSchedule(PipelineSchedule):
@@ -60,6 +61,7 @@ class BlockSchedule(PipelineSchedule):
     def _cut_inputs(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Mapping[int, tuple[Any, Any]], Mapping[tuple[int, int], Mapping[str, Value]]]:
+        _check_leaves(args, kwargs)
         if not self._sharded_inputs:
             return super()._cut_inputs(args, kwargs)
         self._sizes = self._agreement.of_step(lambda: self._cutter.batch_size(args, kwargs))
@@ -253,6 +255,16 @@ def _plan_maker(
         )
 
     return make_plan
+
+
+def _check_leaves(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Refuse inputs whose gradient would be lost: the block runs, and runs again, on other ranks than the user's."""
+    for leaf in flatten((args, dict(kwargs)), lambda value: isinstance(value, torch.Tensor))[0]:
+        if leaf.requires_grad:
+            raise ValueError(
+                f"an input of shape {list(leaf.shape)} requires a gradient, which stops at the preprocess block: pass "
+                "it detached; a layer in front that shall train belongs into the block"
+            )
 
 
 def _check_block(preprocess: object) -> None:

@@ -140,6 +140,13 @@ def options_that_do_not_fit_are_refused_by_name():
             assert text in str(error), error
         else:
             raise AssertionError(f"no error: {text}")
+    schedule = schedule_of(nn.Linear(4, 4), nn.Linear(4, 4))
+    try:
+        schedule.step(torch.ones(8, 4, requires_grad=True), target=torch.ones(8, 4))
+    except ValueError as error:
+        assert "an input of shape [8, 4] requires a gradient, which stops at the preprocess block" in str(error), error
+    else:
+        raise AssertionError("no error")
 
 
 CASES = [
