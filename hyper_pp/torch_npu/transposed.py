@@ -61,7 +61,8 @@ class BlockSchedule(PipelineSchedule):
     def _cut_inputs(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Mapping[int, tuple[Any, Any]], Mapping[tuple[int, int], Mapping[str, Value]]]:
-        _check_leaves(args, kwargs)
+        if self.plan.transpose is not None:
+            _check_leaves(args, kwargs)
         if not self._sharded_inputs:
             return super()._cut_inputs(args, kwargs)
         self._sizes = self._agreement.of_step(lambda: self._cutter.batch_size(args, kwargs))
