@@ -5,6 +5,8 @@ from collections import Counter
 import protocol_conformance as conformance
 import pytest
 import torch
+from gpt_common import GptConfig
+from gpt_model_torch import build_layers
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_kit import KIT
@@ -122,22 +124,38 @@ class Operators(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_two_halves_run_little_more_than_one_backward():
+GPT = GptConfig(num_blocks=2, hidden=32, num_heads=4, context=8)
+STAGES = {
+    "dense": lambda: nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32)),
+    "attention": lambda: nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True),
+    "first stage of the GPT": lambda: build_layers(GPT)[:2],
+    "middle stage of the GPT": lambda: build_layers(GPT)[1:3],
+    "last stage of the GPT": lambda: build_layers(GPT)[2:],
+}
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_two_halves_run_little_more_than_one_backward(name):
     # Operators are counted, not timed: what a loaded machine shows of the time says nothing about the halves.
-    layers = [nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True) for _ in range(2)]
-    stage, x = TorchStage(nn.Sequential(*layers)), torch.randn(2, 8, 64)
-    counts = []
+    stage = TorchStage(STAGES[name]())
+    is_first = name.startswith("first")
+    x = torch.randint(0, 256, (2, 8)) if is_first else torch.randn(2, 8, 32)
+    counts, gradients = [], []
     for backward in (in_halves, lambda stage, tape, grads: stage.backward(tape, grads)):
-        output, tape = stage.forward((x,), {}, needs_grad=[True], record=True)
+        output, tape = stage.forward((x,), {}, needs_grad=[not is_first], record=True)
         with Operators() as operators:
             backward(stage, tape, [torch.ones_like(output)])
         counts.append(operators.counts)
+        gradients.append(stage.gradients())
+        stage.set_gradients([None] * len(gradients[0]))
     halves, whole = counts
-    heavy = [name for name in whole if name == "aten.mm" or "scaled_dot_product" in name]
-    assert len(heavy) == 2
-    for name in heavy:
-        assert halves[name] == whole[name], "the matrix products and the attention run once"
+    heavy = [kind for kind in whole if kind in ("aten.mm", "aten.bmm") or "scaled_dot_product" in kind]
+    assert heavy
+    for kind in heavy:
+        assert halves[kind] == whole[kind], "the matrix products and the attention run once"
     assert halves.total() <= 1.25 * whole.total()
+    for split, together in zip(*gradients, strict=True):
+        torch.testing.assert_close(split, together)
 
 
 def test_backwards_may_come_in_any_order():
