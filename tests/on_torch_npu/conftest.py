@@ -1,4 +1,4 @@
-"""Finds the helpers of these tests and the example models, and keeps an installed torch_npu from being loaded where CANN isn't."""
+"""Finds the helpers of these tests and the example models; keeps an installed torch_npu unloaded where CANN isn't."""
 
 import os
 import sys
