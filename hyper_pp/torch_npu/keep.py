@@ -19,7 +19,7 @@ def earlier_gradients_set_aside(stages: Sequence[TorchStage]) -> Iterator[None]:
     """
     earlier = {}
     for stage in stages:
-        overwritten = stage.replicated is not None and stage.replicated.gradients_in_buckets
+        overwritten = stage.gradient_sync is not None and stage.gradient_sync.gradients_in_buckets
         for parameter in stage.parameters():
             if parameter.grad is not None:
                 earlier[parameter] = parameter.grad.clone() if overwritten else parameter.grad

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hyper_pp.protocols import Value
-from hyper_pp.torch_npu.replicated import unwrapped
+from hyper_pp.torch_npu.data_parallel import unwrapped
 
 
 def keywords_by_stage(

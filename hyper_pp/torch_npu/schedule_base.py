@@ -16,11 +16,11 @@ from hyper_pp.plan import Plan
 from hyper_pp.protocols import Value
 from hyper_pp.shape import check_count
 from hyper_pp.step import StepInputs, StepResult
+from hyper_pp.torch_npu.data_parallel import GradientSync
 from hyper_pp.torch_npu.errors import MetadataError
 from hyper_pp.torch_npu.keep import earlier_gradients_set_aside, state_kept
 from hyper_pp.torch_npu.keywords import keywords_by_stage
 from hyper_pp.torch_npu.pipeline_order import check_placement, order_of, plan_of
-from hyper_pp.torch_npu.replicated import GradientSync
 from hyper_pp.torch_npu.splitting import BatchCutter, input_fault, merge_outputs
 from hyper_pp.torch_npu.stage import TorchStage
 from hyper_pp.torch_npu.tensors import TorchTensors
@@ -202,8 +202,8 @@ class PipelineSchedule:
         self._transport.start_step(self._peers)
         self._before_run()
         if training:
-            for stage, num_backwards in self._replicated:
-                stage.expect(num_backwards)
+            for sync, num_backwards in self._gradient_syncs:
+                sync.expect(num_backwards)
             with earlier_gradients_set_aside(engine.all_stages()):
                 result = self._run_engine(step)
         elif training is None:
@@ -326,7 +326,7 @@ class PipelineSchedule:
         indices = [stage.stage_index for stage in self.stages]
         self._first_position = indices.index(0) if 0 in indices else None
         self._peers = sorted(_peers_of(engine, rank))
-        self._replicated = _backwards_of(engine, rank)
+        self._gradient_syncs = _backwards_of(engine, rank)
         self._transport.connect(self._peers)
         return engine
 
@@ -360,12 +360,12 @@ class PipelineSchedule:
 def _backwards_of(engine: PipelineEngine, rank: int) -> list[tuple[GradientSync, int]]:
     """Return what steers the all-reduces of this rank's stages and block, with the backwards of each in a step."""
     count = engine.plan.shape.num_micro_batches
-    found = [(stage.replicated, count) for stage in engine.body.stages.values()]
+    found = [(stage.gradient_sync, count) for stage in engine.body.stages.values()]
     if engine.preprocess is not None and engine.preprocess.stage is not None:
         own = sum([action.op is Op.TB for action in engine.plan.orders[rank]])
         if rank == 0 and engine.preprocess_trainable:
             own += sum([engine.dependencies.is_connected(m) for m in range(count)])
-        found.append((engine.preprocess.stage.replicated, own))
+        found.append((engine.preprocess.stage.gradient_sync, own))
     return [(stage, number) for stage, number in found if stage is not None]
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hyper_pp.protocols import Value
-from hyper_pp.torch_npu.replicated import GradientSync, gradient_sync
+from hyper_pp.torch_npu.data_parallel import GradientSync, gradient_sync
 from hyper_pp.torch_npu.split_backward import WeightHalf, backward_input
 from hyper_pp.tree import flatten, unflatten
 
@@ -25,22 +25,22 @@ class TorchTape:
         inputs: For each tensor of the positional inputs, the leaf whose gradient is wanted, or None.
         outputs: For each tensor of the output, the tensor with its graph.
         dw_builder: Of the stage, see there.
-        replicated: Says when the stage's gradients meet those of its replicas, if it has some.
+        gradient_sync: Says when the stage's gradients meet those of its replicas, if it has some.
     """
 
-    __slots__ = ("dw_builder", "inputs", "is_whole", "outputs", "replicated", "requires_grad", "weight_half")
+    __slots__ = ("dw_builder", "gradient_sync", "inputs", "is_whole", "outputs", "requires_grad", "weight_half")
 
     def __init__(
         self,
         inputs: list[Tensor | None],
         outputs: list[Tensor],
         dw_builder: Callable[[], Callable[..., None]] | None = None,
-        replicated: GradientSync | None = None,
+        gradient_sync: GradientSync | None = None,
     ) -> None:
         self.inputs = inputs
         self.outputs = outputs
         self.dw_builder = dw_builder
-        self.replicated = replicated
+        self.gradient_sync = gradient_sync
         self.requires_grad = tuple([output.requires_grad for output in outputs])
         self.weight_half: Callable[[], None] | None = None
         self.is_whole = False  # the input half was a whole backward
@@ -65,7 +65,7 @@ class TorchStage:
         self.function = function
         self._dw_builder = dw_builder
         self._module = function if isinstance(function, nn.Module) else None
-        self.replicated = gradient_sync(function)
+        self.gradient_sync = gradient_sync(function)
 
     def forward(
         self,
@@ -93,7 +93,7 @@ class TorchStage:
         if continues is not None:
             given, skeleton = flatten(args, _is_tensor)
             args = unflatten(skeleton, [*continues.outputs, *given[len(continues.outputs) :]])
-            wanted, options = continues.inputs, (continues.dw_builder, continues.replicated)
+            wanted, options = continues.inputs, (continues.dw_builder, continues.gradient_sync)
         else:
             # An input whose gradient nobody asks for goes in as it is: if the user's tensor requires one, it gets it.
             if len(args) == 1 and isinstance(args[0], Tensor):  # by far the most frequent case, and flatten costs
@@ -103,7 +103,7 @@ class TorchStage:
                 given, skeleton = flatten(args, _is_tensor)
                 wanted = [leaf.detach().requires_grad_() if need else None for leaf, need in zip(given, needs_grad)]
                 args = unflatten(skeleton, [one if leaf is None else leaf for one, leaf in zip(given, wanted)])
-            options = self._dw_builder, self.replicated
+            options = self._dw_builder, self.gradient_sync
         with torch.enable_grad():
             output = self._call(args, kwargs)
         if isinstance(output, Tensor):
@@ -112,9 +112,9 @@ class TorchStage:
         return unflatten(skeleton, [item.detach() for item in outputs]), TorchTape(wanted, outputs, *options)
 
     def _call(self, args: tuple[Value, ...], kwargs: Mapping[str, Value]) -> Value:
-        if self.replicated is None:
+        if self.gradient_sync is None:
             return self.function(*args, **kwargs)
-        with self.replicated.forward():
+        with self.gradient_sync.forward():
             return self.function(*args, **kwargs)
 
     def backward(self, tape: TorchTape, output_grads: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -131,10 +131,10 @@ class TorchStage:
 
     def backward_input(self, tape: TorchTape, output_grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients of the inputs; leave those of the parameters to :meth:`backward_weight`."""
-        if tape.replicated is not None and not tape.replicated.splits_backward:
+        if tape.gradient_sync is not None and not tape.gradient_sync.splits_backward:
             return self._backward_whole(tape, output_grads)
         outputs, grads = _with_grad(tape, output_grads)
-        if tape.replicated is None or not tape.replicated.looks_for_unused:
+        if tape.gradient_sync is None or not tape.gradient_sync.looks_for_unused:
             tape.outputs = []
         if tape.dw_builder is not None:
             if outputs:
@@ -200,7 +200,7 @@ def _say_that_sharded_backwards_are_whole() -> None:
 
 
 def _last_synchronised(tape: TorchTape, outputs: Sequence[Tensor]) -> AbstractContextManager[None]:
-    return nullcontext() if tape.replicated is None else tape.replicated.backward(outputs)
+    return nullcontext() if tape.gradient_sync is None else tape.gradient_sync.backward(outputs)
 
 
 def _with_grad(tape: TorchTape, output_grads: Sequence[Tensor | None]) -> tuple[list[Tensor], list[Tensor]]:
