@@ -14,6 +14,7 @@ from hyper_pp.plan import Plan
 from hyper_pp.protocols import Value
 from hyper_pp.schedules.transpose import Owners
 from hyper_pp.shards import SizeAgreement
+from hyper_pp.torch_npu.data_parallel import Sharded, gradient_sync
 from hyper_pp.torch_npu.schedule_base import PipelineSchedule, PlanMaker
 from hyper_pp.transpose import Backward
 from hyper_pp.tree import flatten
@@ -271,3 +272,8 @@ def _check_leaves(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
 def _check_block(preprocess: object) -> None:
     if preprocess is not None and not isinstance(preprocess, nn.Module):
         raise TypeError(f"preprocess must be a module (got {type(preprocess).__name__})")
+    if isinstance(gradient_sync(preprocess), Sharded):
+        raise ValueError(
+            "preprocess is sharded by fully_shard, but every rank of the pipeline runs a replica of the block: leave it "
+            "whole, or wrap it in DistributedDataParallel"
+        )

@@ -125,6 +125,12 @@ def sharded_stages_have_the_gradients_of_one_process(make, v):
     mine = [rank + 2 * chunk for chunk in range(v)]
     group = mesh["pp"].get_group()
     stages = [PipelineStage(fully_shard(layers[i], mesh=mesh["dp"]), i, 2 * v, CPU, group=group) for i in mine]
+    try:
+        ScheduleTranspose(stages, 3, nn.functional.mse_loss, preprocess=fully_shard(nn.Linear(4, 4), mesh=mesh["dp"]))
+    except ValueError as error:
+        assert "preprocess is sharded by fully_shard" in str(error), error
+    else:
+        raise AssertionError("no error")
     schedule = make(stages, None)
     calls = []
     scatter = dist.reduce_scatter_single
