@@ -274,6 +274,6 @@ def _check_block(preprocess: object) -> None:
         raise TypeError(f"preprocess must be a module (got {type(preprocess).__name__})")
     if isinstance(gradient_sync(preprocess), Sharded):
         raise ValueError(
-            "preprocess is sharded by fully_shard, but every rank of the pipeline runs a replica of the block: leave it "
-            "whole, or wrap it in DistributedDataParallel"
+            "preprocess is sharded by fully_shard, but every rank of the pipeline runs a replica of the block: leave "
+            "it whole, or wrap it in DistributedDataParallel"
         )
