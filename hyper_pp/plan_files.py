@@ -58,10 +58,12 @@ def from_json(text: str) -> Plan:
     """Read a plan's JSON form.
 
     Raises:
-        PlanFormatError: The text isn't JSON, a key is missing or unknown, or a value is wrong.
+        PlanFormatError: The text isn't JSON, a key is missing, unknown or there twice, or a value is wrong.
     """
     try:
-        data = json.loads(text)
+        data = json.loads(text, object_pairs_hook=_each_key_once)
+    except PlanFormatError:
+        raise
     except (ValueError, RecursionError) as error:
         raise PlanFormatError(f"not a complete JSON file ({error})") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
@@ -87,6 +89,15 @@ def from_json(text: str) -> Plan:
         raise
     except (TypeError, ValueError) as error:
         raise PlanFormatError(str(error)) from error
+
+
+def _each_key_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in found if keys.count(key) > 1)
+        raise PlanFormatError(f'every key is there once (got "{twice}" {keys.count(twice)} times)')
+    return found
 
 
 def to_csv(plan: Plan) -> str:

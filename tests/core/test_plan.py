@@ -158,6 +158,12 @@ def test_a_missing_key_is_named():
         Plan.from_json(json.dumps(data))
 
 
+def test_a_key_that_is_there_twice_is_an_error():
+    text = Plan.build("1f1b", 2, 1, 2).to_json().replace('"num_ranks": 2', '"num_ranks": 2, "num_ranks": 3')
+    with pytest.raises(PlanFormatError, match=r'every key is there once \(got "num_ranks" 2 times\)'):
+        Plan.from_json(text)
+
+
 @pytest.mark.parametrize("text", ["", "{", "[1, 2]", "3", "nonsense", "[" * 100_000])
 def test_a_text_that_is_not_json_or_no_object_is_an_error(text):
     with pytest.raises(PlanFormatError, match=r"not a complete JSON file|a plan is a JSON object"):
