@@ -9,17 +9,17 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
-PAGES = sorted(ROOT.glob("*.md"))
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+def blocks(language, text=README):
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_that_a_page_names_exist(page):
     text = page.read_text()
-    links = [target for target in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in target]
+    links = [page.parent / target for target in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in target]
     named = re.findall(r"\b(?:scripts|ci|tests|docs)/[\w./-]*\w", text)
     assert [name for name in links + named if not (ROOT / name).exists()] == []
 
@@ -68,3 +68,32 @@ def test_the_example_trains_on_four_ranks(tmp_path):
     losses = [float(line) for line in result.stdout.splitlines()]
     assert len(losses) == 4
     assert losses == sorted(losses, reverse=True)
+
+
+@pytest.mark.msrun
+@pytest.mark.slow
+def test_the_mindspore_page_runs_and_its_parts_make_up_the_whole_model(tmp_path):
+    pytest.importorskip("mindspore")
+    (example,) = blocks("python", (ROOT / "docs" / "mindspore.md").read_text())
+    whole = """
+from mindspore import mint
+
+saved = ms.Tensor([1.0])
+mint.distributed.all_reduce(saved)
+if saved.asnumpy() == 2 and get_rank() == 0:
+    one = nn.SequentialCell([nn.Dense(8, 8, activation="tanh") for _ in range(5)] + [nn.Dense(8, 2)])
+    parts = {name: value for rank in (0, 1) for name, value in ms.load_checkpoint(f"rank{rank}.ckpt").items()}
+    assert ms.load_param_into_net(one, parts)[0] == []
+    print(abs(float(nn.MSELoss()(one(inputs), targets)) - float(loss)) < 1e-6)
+"""
+    (tmp_path / "train.py").write_text(example + whole)
+    launcher = ["bash", ROOT / "scripts" / "msrun_train.sh", "--ranks", "2", "--log-dir", tmp_path / "logs"]
+    result = subprocess.run(
+        [*launcher, "--timeout", "150", "--script", tmp_path / "train.py"],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        cwd=tmp_path,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.split() == ["True"]
