@@ -10,7 +10,7 @@ from typing import Any, Union
 from hyper_pp.actions import BODY_P2P_OPS, PREPROCESS_OPS, Action, Op, Orders
 from hyper_pp.errors import PlanFormatError
 from hyper_pp.plan import Plan
-from hyper_pp.shape import PLACEMENTS, PipelineShape
+from hyper_pp.shape import PLACEMENTS, MappedShape, PipelineShape
 from hyper_pp.transpose import Transpose
 
 FORMAT = "hyper_pp.plan/1"
@@ -24,12 +24,22 @@ def save(plan: Plan, path: Union[str, "os.PathLike[str]"]) -> None:
         file.write(text)
 
 
-def load(path: Union[str, "os.PathLike[str]"]) -> Plan:
-    """Read a plan from a file: CSV if the name ends in ``.csv``, else JSON."""
+def load(
+    path: Union[str, "os.PathLike[str]"], *, is_csv: bool | None = None, any_placement: bool = False
+) -> Plan:
+    """Read a plan from a file.
+
+    Args:
+        path: The file.
+        is_csv: CSV or JSON; None: CSV if the name ends in ``.csv``.
+        any_placement: See :func:`from_csv`.
+    """
+    if is_csv is None:
+        is_csv = os.fspath(path).lower().endswith(".csv")
     with open(path, encoding="utf-8", newline="") as file:
         try:
             text = file.read()
-            return from_csv(text) if os.fspath(path).lower().endswith(".csv") else from_json(text)
+            return from_csv(text, any_placement=any_placement) if is_csv else from_json(text)
         except UnicodeDecodeError as error:
             raise PlanFormatError(f"{os.fspath(path)}: a plan file is UTF-8 text ({error})") from error
         except PlanFormatError as error:
@@ -37,8 +47,14 @@ def load(path: Union[str, "os.PathLike[str]"]) -> Plan:
 
 
 def to_json(plan: Plan) -> str:
-    """Return a plan's JSON form, one line per rank."""
+    """Return a plan's JSON form, one line per rank.
+
+    Raises:
+        ValueError: The stages form neither a loop nor a V; the CSV form and the plan itself hold any placement.
+    """
     shape = plan.shape
+    if isinstance(shape, MappedShape):
+        raise ValueError(f"the JSON form has placements {' and '.join(PLACEMENTS)} (the plan: {shape})")
     head: dict[str, Any] = {
         "format": FORMAT,
         "schedule": plan.schedule,
@@ -107,10 +123,15 @@ def to_csv(plan: Plan) -> str:
     return buffer.getvalue()
 
 
-def from_csv(text: str) -> Plan:
+def from_csv(text: str, *, any_placement: bool = False) -> Plan:
     """Read PyTorch's CSV form; the shape and what there is of a preprocess block are told from the rows.
 
     Empty cells are bubbles and are skipped. The schedule is named ``custom``.
+
+    Args:
+        text: The rows.
+        any_placement: Take stages that form neither a loop nor a V as they are placed. A file is refused for them
+            otherwise, as rows in the wrong order look the same.
 
     Raises:
         PlanFormatError: The rows hold no actions, an action can't be read, or no placement fits.
@@ -133,10 +154,14 @@ def from_csv(text: str) -> Plan:
             f"every stage and micro-batch has an action (stages: {num_stages}, micro-batches: {num_micro_batches}, "
             f"actions: {len(actions)})"
         )
-    num_chunks, rest = divmod(num_stages, len(orders))
-    if rest:
-        raise PlanFormatError(f"every rank holds as many stages (ranks: {len(orders)}, stages: {num_stages})")
-    shape = _shape_that_fits(orders, num_chunks, num_micro_batches)
+    shape = _shape_that_fits(orders, num_stages, num_micro_batches)
+    if shape is None and any_placement:
+        shape = _shape_as_placed(orders, num_stages, num_micro_batches)
+    elif shape is None:
+        fault = f"the stages are placed neither in a loop nor in a V over {len(orders)} ranks"
+        if num_stages % len(orders):
+            fault = f"every rank holds as many stages (ranks: {len(orders)}, stages: {num_stages})"
+        raise PlanFormatError(fault)
     compute_only = not any(action.op in BODY_P2P_OPS for action in actions)
     try:
         return Plan("custom", shape, orders, compute_only, _transpose_of(orders, num_micro_batches))
@@ -148,7 +173,11 @@ def _parse(rows: Sequence[Sequence[str]]) -> Orders:
     return tuple(tuple(Action.parse(cell) for cell in row) for row in rows)
 
 
-def _shape_that_fits(orders: Orders, num_chunks: int, num_micro_batches: int) -> PipelineShape:
+def _shape_that_fits(orders: Orders, num_stages: int, num_micro_batches: int) -> PipelineShape | None:
+    """Return the loop or the V that has every forward where the orders have it, if there is one."""
+    num_chunks, rest = divmod(num_stages, len(orders))
+    if rest:
+        return None
     for placement in PLACEMENTS:
         if placement == "v" and num_chunks != 2:
             continue
@@ -160,7 +189,26 @@ def _shape_that_fits(orders: Orders, num_chunks: int, num_micro_batches: int) ->
             if action.op is Op.F
         ):
             return shape
-    raise PlanFormatError(f"the stages are placed neither in a loop nor in a V over {len(orders)} ranks")
+    return None
+
+
+def _shape_as_placed(orders: Orders, num_stages: int, num_micro_batches: int) -> PipelineShape:
+    """Return the shape with every stage on the rank that runs its forwards."""
+    homes: dict[int, int] = {}
+    for rank, order in enumerate(orders):
+        for action in order:
+            if action.op is Op.F and homes.setdefault(action.stage, rank) != rank:
+                raise PlanFormatError(
+                    f"a stage lives on one rank (stage {action.stage} has forwards on ranks {homes[action.stage]} "
+                    f"and {rank})"
+                )
+    absent = sorted(set(range(num_stages)) - set(homes))
+    if absent:
+        raise PlanFormatError(f"every stage has a forward (stages: {num_stages}, without one: {absent})")
+    try:
+        return PipelineShape.of_stages([homes[stage] for stage in range(num_stages)], num_micro_batches)
+    except ValueError as error:
+        raise PlanFormatError(str(error)) from error
 
 
 def _transpose_of(orders: Orders, num_micro_batches: int) -> Transpose | None:

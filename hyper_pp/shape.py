@@ -1,5 +1,6 @@
 """The shape of a pipeline: ranks, chunks, stages, micro-batches and who holds which stage."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -68,6 +69,77 @@ class PipelineShape:
         """Return the stages that ``rank`` holds, one per chunk, ascending."""
         return tuple(self.stage_of(rank, chunk) for chunk in range(self.num_chunks))
 
+    def chunk_of(self, stage: int) -> int:
+        """Return which chunk of its rank ``stage`` is."""
+        return stage // self.num_ranks
+
+    @staticmethod
+    def of_stages(ranks: Sequence[int], num_micro_batches: int) -> "PipelineShape":
+        """Return the shape of a pipeline whose stages live on given ranks.
+
+        Args:
+            ranks: Rank of every stage; every rank from 0 to the largest holds at least one.
+            num_micro_batches: M.
+
+        Returns:
+            The loop or the V where the stages form one, else a :class:`MappedShape`.
+
+        Raises:
+            ValueError: A rank holds no stage.
+        """
+        num_ranks = max(ranks) + 1
+        idle = sorted(set(range(num_ranks)) - set(ranks))
+        if idle:
+            raise ValueError(f"every rank holds a stage (ranks: {num_ranks}, without one: {idle})")
+        num_chunks, rest = divmod(len(ranks), num_ranks)
+        for placement in PLACEMENTS:
+            if not rest and (placement == "loop" or num_chunks == 2):
+                shape = PipelineShape(num_ranks, num_chunks, num_micro_batches, placement)
+                if [shape.rank_of(stage) for stage in range(shape.num_stages)] == list(ranks):
+                    return shape
+        most = max(list(ranks).count(rank) for rank in range(num_ranks))
+        return MappedShape(num_ranks, most, num_micro_batches, ranks=tuple(ranks))
+
     def __str__(self) -> str:
         text = f"P={self.num_ranks} V={self.num_chunks} M={self.num_micro_batches}"
         return text if self.placement == "loop" else f"{text} placement={self.placement}"
+
+
+@dataclass(frozen=True)
+class MappedShape(PipelineShape):
+    """The shape of orders that somebody wrote down for stages in neither a loop nor a V; no schedule builds one.
+
+    Args:
+        num_ranks: P.
+        num_chunks: Stages of the rank that holds most.
+        num_micro_batches: M.
+        placement: Of no meaning here.
+        ranks: Rank of every stage.
+    """
+
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def num_stages(self) -> int:
+        """S."""
+        return len(self.ranks)
+
+    def rank_of(self, stage: int) -> int:
+        """Return the rank that holds ``stage``."""
+        return self.ranks[stage]
+
+    def stage_of(self, rank: int, chunk: int) -> int:
+        """Return the stage that is chunk ``chunk`` of rank ``rank``."""
+        return self.stages_of(rank)[chunk]
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """Return the stages that ``rank`` holds, ascending."""
+        return tuple(stage for stage, home in enumerate(self.ranks) if home == rank)
+
+    def chunk_of(self, stage: int) -> int:
+        """Return which chunk of its rank ``stage`` is."""
+        return self.stages_of(self.ranks[stage]).index(stage)
+
+    def __str__(self) -> str:
+        ranks = ",".join(map(str, self.ranks))
+        return f"P={self.num_ranks} M={self.num_micro_batches} stages on ranks {ranks}"

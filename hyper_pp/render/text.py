@@ -109,7 +109,7 @@ def _forms(actions: Sequence[TimedAction], shape: PipelineShape) -> list[_Form]:
 def _short_label(shape: PipelineShape) -> Label:
     def short(action: Action) -> str:
         op = "T" if action.op is Op.TF else action.op.value
-        if action.stage >= shape.num_ranks:
+        if shape.chunk_of(action.stage) == 1:
             op = op.lower()
         return f"{op}{'' if action.micro_batch is None else action.micro_batch}"
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from independent import random_plan
 
-from hyper_pp import Action, Op, PipelineShape, Plan, PlanFormatError, Transpose
-from hyper_pp.plan_files import from_csv, to_csv
+from hyper_pp import Action, Costs, Op, PipelineShape, Plan, PlanFormatError, Transpose, simulate, verify
+from hyper_pp.plan_files import from_csv, load, to_csv
 
 seeds = st.integers(0, 10**9)
 
@@ -257,6 +257,34 @@ def test_a_csv_file_that_is_no_plan_is_an_error(text, message):
     csv.field_size_limit(131_072)  # Python's own; frameworks raise it for the whole process
     with pytest.raises(PlanFormatError, match=message):
         from_csv(text)
+
+
+UNBALANCED = "0F0,1F0,,,4F0,4B0,,,1B0,0B0\n,,2F0,3F0,,,3B0,2B0\n"
+
+
+def test_stages_that_are_placed_otherwise_are_taken_where_asked_for(tmp_path):
+    (tmp_path / "order.csv").write_text(UNBALANCED)
+    with pytest.raises(PlanFormatError, match=r"every rank holds as many stages \(ranks: 2, stages: 5\)"):
+        load(tmp_path / "order.csv")
+    plan = load(tmp_path / "order.csv", any_placement=True).lowered()
+    assert plan.shape == PipelineShape.of_stages([0, 0, 1, 1, 0], 1)
+    verify(plan)
+    # 5 stages in a row on a single micro-batch: nothing overlaps.
+    assert simulate(plan, Costs(F=1, B=2)).step_time == 15
+    assert from_csv(to_csv(plan), any_placement=True).orders == plan.orders
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("0F0,1F0,1B0,0B0\n1F1,1B1\n", r"a stage lives on one rank \(stage 1 has forwards on ranks 0 and 1\)"),
+        ("0F0,0B0\n2F0,2B0,1B0\n", r"every stage has a forward \(stages: 3, without one: \[1\]\)"),
+        ("0F0,1F0,1B0,0B0\n\n2F0,2B0\n", r"every rank holds a stage \(ranks: 3, without one: \[1\]\)"),
+    ],
+)
+def test_stages_without_a_place_are_an_error(text, message):
+    with pytest.raises(PlanFormatError, match=message):
+        from_csv(text, any_placement=True)
 
 
 def test_the_orders_of_another_scheduler_are_read_as_they_are():
