@@ -6,7 +6,7 @@ from typing import Any
 
 from mindspore import Parameter, Tensor, get_seed, nn
 
-from hyper_pp.choose import ScheduleChoice, check_same_plan, choose_plan
+from hyper_pp.choose import ScheduleChoice, check_same_plan, choose_plan, open_schedule
 from hyper_pp.engine import PipelineEngine
 from hyper_pp.microbatch import merge
 from hyper_pp.mindspore import autograd
@@ -18,8 +18,7 @@ from hyper_pp.mindspore.stage import CellStage
 from hyper_pp.mindspore.tensors import MindSporeTensors, on_cpu
 from hyper_pp.mindspore.transport import MindSporeTransport
 from hyper_pp.plan import Plan
-from hyper_pp.schedules import SCHEDULES
-from hyper_pp.shape import PipelineShape, Placement, check_count
+from hyper_pp.shape import check_count
 from hyper_pp.step import StepInputs, StepResult
 
 
@@ -126,9 +125,10 @@ class PipelineCell(nn.Cell):
         autograd.require_support()
         self._transport = MindSporeTransport(group)
         rank, num_ranks = self._transport.rank, self._transport.num_ranks
-        shape = PipelineShape(num_ranks, num_chunks, micro_size, _placement_of(schedule, num_chunks))
-        name = schedule if isinstance(schedule, str) and schedule in SCHEDULES else None
-        seed = self._agree((shape, num_transpose_layers, name))
+        shape, schedule = open_schedule(
+            schedule, num_ranks=num_ranks, num_chunks=num_chunks, num_micro_batches=micro_size
+        )
+        seed = self._agree((shape, num_transpose_layers, schedule if isinstance(schedule, str) else None))
         model = take_apart(
             network,
             shape,
@@ -320,12 +320,3 @@ class PipelineCell(nn.Cell):
             if other != gathered[0][0]:
                 raise ValueError(f"all ranks need the same arguments (rank 0: {gathered[0][0]}, rank {rank}: {other})")
         return gathered[0][1]
-
-
-def _placement_of(schedule: ScheduleChoice, num_chunks: int) -> Placement:
-    if isinstance(schedule, Plan):
-        return schedule.shape.placement
-    entry = SCHEDULES.get(os.fspath(schedule))
-    if entry is not None and entry.num_chunks not in (None, num_chunks):
-        raise ValueError(f"{entry.name} takes num_chunks={entry.num_chunks} (got {num_chunks})")
-    return "loop" if entry is None else entry.placement

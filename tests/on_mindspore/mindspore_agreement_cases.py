@@ -1,13 +1,17 @@
-"""What ranks must agree on before anything runs, and numbers of micro-batches that leave rounds uneven."""
+"""What ranks must agree on before anything runs; plans of one's own; micro-batches that leave rounds uneven."""
 
 import json
+import tempfile
+from pathlib import Path
 
 from case_list import case, close
 from mindspore.communication import get_group_size, get_rank
 from small_models import batch, gradients_by_name, mean_square, one_process, residual_layers
 
 from hyper_pp import Plan
+from hyper_pp.actions import Action, Op
 from hyper_pp.mindspore import PipelineCell
+from hyper_pp.shape import PipelineShape
 
 
 def pipeline(**options):
@@ -68,6 +72,41 @@ def a_parameter_on_two_ranks_is_refused_by_name():
     layers[1].weight = layers[0].weight
     text = refusal(lambda: PipelineCell(layers, mean_square, micro_size=4, schedule="1f1b"))
     assert "is shared by stage 0 on rank 0 and stage 1 on rank 1" in text, text
+
+
+def is_as_one_process(schedule, num_chunks, count):
+    inputs, target = batch(11)
+    expected_loss, expected = one_process(count, inputs, target)
+    layers = residual_layers(count)
+    net = PipelineCell(layers, mean_square, micro_size=4, schedule=schedule, num_chunks=num_chunks)
+    close(net(inputs, target), expected_loss)
+    gradients = gradients_by_name(net)
+    for name, gradient in gradients.items():
+        close(gradient, expected[int(name.split(".")[0])])
+    return {int(name.split(".")[0]) for name in gradients}
+
+
+@case
+def a_plan_file_places_the_stages():
+    num_ranks = get_group_size()
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("zbv.json", "zbv.csv"):
+            path = Path(folder) / name
+            Plan.build("zbv", num_ranks, 2, 4).save(path)
+            held = is_as_one_process(path, 2, 2 * num_ranks)
+            assert held == {get_rank(), 2 * num_ranks - 1 - get_rank()}, held
+
+
+@case
+def stages_live_where_a_plan_of_ones_own_has_them():
+    homes = [0, *range(get_group_size()), 0]
+    shape = PipelineShape.of_stages(homes, 4)
+    orders = []
+    for rank in range(get_group_size()):
+        forwards = [Action(stage, Op.F, m) for stage in shape.stages_of(rank) for m in range(4)]
+        orders.append((*forwards, *(action._replace(op=Op.B) for action in reversed(forwards))))
+    held = is_as_one_process(Plan("own", shape, tuple(orders), compute_only=True), 1, len(homes))
+    assert held == {stage for stage, home in enumerate(homes) if home == get_rank()}, held
 
 
 @case
