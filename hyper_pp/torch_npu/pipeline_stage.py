@@ -6,13 +6,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.pipelining import stage as torch_stage
 from torch.distributed.pipelining.stage import GetMeshCallback
 
 from hyper_pp.shape import check_count
 
 
-class PipelineStage:
+class PipelineStage(torch_stage.PipelineStage):
     """One stage of a model that is cut into stages; a rank that holds several makes one for each.
+
+    It is one of torch's stages too, so it passes for one and runs in torch's own schedules. Our schedules use its
+    module and its place only; the last one's ``output_chunks`` are the outputs of the last step, by micro-batch, until
+    the next one or ``clear_runtime_states()``.
 
     Args:
         submodule: The stage's module. What it returns is the next stage's positional input; a tuple is spread.
@@ -50,38 +55,45 @@ class PipelineStage:
         check_count("stage_index", stage_index, minimum=0)
         if stage_index >= num_stages:
             raise ValueError(f"stage_index must be below num_stages (got {stage_index} of {num_stages})")
-        self.submod = submodule
-        self.stage_index = stage_index
-        self.num_stages = num_stages
-        self.device = torch.device(device)
-        self.group = group
-        self.dw_builder = dw_builder
-        self.input_args = _as_tuple(input_args)
-        self.output_args = _as_tuple(output_args)
         ready = dist.is_initialized()
-        self.group_size = dist.get_world_size(group) if ready else 1
-        self.group_rank = dist.get_rank(group) if ready else 0
-        if self.group_size > num_stages:
+        group_size = dist.get_world_size(group) if ready else 1
+        if group_size > num_stages:
             raise ValueError(
-                f"every rank of the group needs a stage (ranks: {self.group_size}, stages: {num_stages}): "
+                f"every rank of the group needs a stage (ranks: {group_size}, stages: {num_stages}): "
                 "cut the model into more stages or use a smaller group"
             )
-        # The loop placement. Another map may be put in its place before the stage goes into a schedule.
-        self.stage_index_to_group_rank = {index: index % self.group_size for index in range(num_stages)}
-        self.has_backward = False
-
-    @property
-    def is_first(self) -> bool:
-        """Whether the pipeline's inputs go in here."""
-        return self.stage_index == 0
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the loss is computed here."""
-        return self.stage_index == self.num_stages - 1
+        device = torch.device(device)
+        if ready:
+            super().__init__(
+                submodule,
+                stage_index,
+                num_stages,
+                device,
+                _if_tensors(input_args),
+                _if_tensors(output_args),
+                output_grads,
+                input_grads,
+                group,
+                dw_builder,
+                get_mesh,
+            )
+        else:  # torch's asks for a process group even for a single process; what is set here is what ours need
+            self.submod, self.stage_index, self.num_stages, self.device = submodule, stage_index, num_stages, device
+            self.group, self.group_rank, self.group_size, self.dw_builder = group, 0, 1, dw_builder
+            self.stage_index_to_group_rank = dict.fromkeys(range(num_stages), 0)
+            self.has_backward = False
+            self.output_chunks: list[Any] = []
+        self.input_args = _as_tuple(input_args)
+        self.output_args = _as_tuple(output_args)
 
     def __repr__(self) -> str:
         return f"PipelineStage({self.stage_index} of {self.num_stages}, rank {self.group_rank}, {self.device})"
+
+
+def _if_tensors(value: Any) -> Any:
+    """Torch's stages pass on tensors only; ours also numbers, None and more."""
+    values = value if isinstance(value, tuple) else (value,)
+    return value if all(isinstance(one, torch.Tensor) for one in values) else None
 
 
 def _as_tuple(value: Any) -> tuple[torch.Tensor, ...] | None:

@@ -20,7 +20,14 @@ from hyper_pp.torch_npu.data_parallel import GradientSync
 from hyper_pp.torch_npu.errors import MetadataError
 from hyper_pp.torch_npu.keep import earlier_gradients_set_aside, state_kept
 from hyper_pp.torch_npu.keywords import keywords_by_stage
-from hyper_pp.torch_npu.pipeline_order import check_placement, order_of, plan_of
+from hyper_pp.torch_npu.pipeline_order import (
+    OrderFormat,
+    check_order,
+    check_placement,
+    order_of,
+    plan_of,
+    without_sharding,
+)
 from hyper_pp.torch_npu.splitting import BatchCutter, input_fault, merge_outputs
 from hyper_pp.torch_npu.stage import TorchStage
 from hyper_pp.torch_npu.tensors import TorchTensors
@@ -69,15 +76,11 @@ class PipelineSchedule:
         if not stages:
             raise ValueError("a rank needs at least one stage (got none)")
         first = stages[0]
-        num_ranks, num_stages = first.group_size, first.num_stages
-        if num_stages != num_ranks * len(stages):
-            raise ValueError(
-                f"the stages of all ranks must make up the pipeline: {num_ranks} ranks with {len(stages)} stages each "
-                f"are {num_ranks * len(stages)}, but num_stages is {num_stages}"
-            )
         self.stages = list(stages)
+        for stage in self.stages:
+            stage.has_backward = loss_fn is not None
         self._plan: Plan | None = None
-        plan = make_plan(num_ranks, len(stages), n_microbatches)
+        plan = make_plan(first.group_size, len(stages), n_microbatches)
         if plan is not None:
             self._take_plan(plan)
         self._n_microbatches = n_microbatches
@@ -101,9 +104,9 @@ class PipelineSchedule:
         return self._plan
 
     def _take_plan(self, plan: Plan) -> None:
-        plan = plan.lowered()
-        verify(plan)
         check_placement(self.stages, plan)
+        plan = without_sharding(plan).lowered()
+        verify(plan)
         self._plan = plan
 
     def configure(
@@ -154,7 +157,8 @@ class PipelineSchedule:
             *args: Inputs of the model, of the whole batch; used on the first stage's rank.
             target: Whole batch's target, used on the last stage's rank.
             losses: Filled with the unweighted loss of every micro-batch, in order, on the last stage's rank.
-            return_outputs: Keep and return the outputs; False saves their memory.
+            return_outputs: Keep and return the outputs, also in the last stage's ``output_chunks`` until the next step;
+                False saves their memory.
             loss_kwargs: Further keywords of the loss function.
             **kwargs: Keywords of this rank's stages, split like inputs; each stage gets those it takes.
 
@@ -195,6 +199,8 @@ class PipelineSchedule:
     ) -> Any:
         """Run a training step, the forwards of one (False), or an evaluation (None)."""
         engine = self.engine
+        if self._last_stage is not None:
+            self._last_stage.output_chunks = []
         inputs, stage_kwargs = self._cut_inputs(args, kwargs)
         targets, weights = self._cut_target(target, bool(training))
         keep = return_outputs and engine.has_last_stage
@@ -232,6 +238,8 @@ class PipelineSchedule:
         if not result.outputs:
             return None
         outputs = [result.outputs[m] for m in range(self._n_microbatches)]
+        if self._last_stage is not None:
+            self._last_stage.output_chunks = outputs
         return merge_outputs(outputs, self._output_merge_spec, self._tensors)
 
     # -- a whole batch's arguments, by micro-batch -------------------------------------------------------------------
@@ -308,6 +316,7 @@ class PipelineSchedule:
             for stage in self.stages
         }
         last = self.plan.shape.num_stages - 1
+        self._last_stage = next((stage for stage in self.stages if stage.stage_index == last), None)
         engine = PipelineEngine(
             self.plan,
             rank,
@@ -345,16 +354,20 @@ class PipelineSchedule:
     def pipeline_order(self) -> Mapping[int, Sequence[Any]]:
         """The compute actions of every rank, as ``torch.distributed.pipelining`` writes them.
 
-        Where it is set, before the first step, its orders take the place of the schedule's own; see
-        :func:`hyper_pp.torch_npu.pipeline_order.plan_of`.
+        Where it is set, before the first step, its orders take the place of the schedule's own, and its stages may live
+        on any ranks; see :func:`hyper_pp.torch_npu.pipeline_order.plan_of`.
         """
         return order_of(self.plan)
 
     @pipeline_order.setter
     def pipeline_order(self, order: Mapping[int, Sequence[Any]]) -> None:
+        self._take_order(plan_of(order, self.stages[0].group_size))
+
+    def _take_order(self, plan: Plan, format: OrderFormat = "compute_comms") -> None:
         if self._engine is not None:
             raise RuntimeError("pipeline_order must be set before the first step")
-        self._take_plan(plan_of(order, self.stages, self._n_microbatches))
+        check_order(plan, self.stages, self._n_microbatches, format)
+        self._take_plan(plan)
 
 
 def _backwards_of(engine: PipelineEngine, rank: int) -> list[tuple[GradientSync, int]]:

@@ -1,15 +1,27 @@
 """The schedules of ``torch.distributed.pipelining``, under its names and signatures, run by our engine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.distributed.pipelining import schedules as torch_schedules
 from torch.distributed.pipelining.microbatch import TensorChunkSpec
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
+from hyper_pp import plan_files
 from hyper_pp.actions import Op
 from hyper_pp.plan import Plan
+from hyper_pp.torch_npu.pipeline_order import OrderFormat, order_of, plan_of, write_order
 from hyper_pp.torch_npu.schedule_base import PipelineSchedule
+
+# What orders are written, printed and checked with in torch is as good for ours. It is looked up when asked for, since
+# torch says that its names may change.
+_FROM_TORCH = (
+    "_Action", "_ComputationType", "F", "B", "I", "W", "FORWARD", "FULL_BACKWARD", "BACKWARD_INPUT",
+    "BACKWARD_WEIGHT", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "REDUCE_GRAD",
+    "OVERLAP_F_B", "_add_reduce_grad", "_add_send_recv", "_add_unshard_reshard", "_dump_chrometrace",
+    "_format_pipeline_order", "_merge_bw", "_simulate_comms_compute", "_validate_schedule",
+)
 
 # Our PipelineStage goes in as well as a stage that torch's build_stage made, whose base class is in the signatures.
 
@@ -100,14 +112,59 @@ class PipelineScheduleMulti(PipelineSchedule):
             return None
         return Plan.build(self._plan_name, num_ranks, num_chunks, num_micro_batches)
 
+    def _load_csv(self, filename: str, format: OrderFormat = "compute_only") -> None:
+        """Take the order of a CSV file that torch, or ``hyper-pp build``, wrote.
 
-class ScheduleInterleaved1F1B(PipelineScheduleMulti):
+        Args:
+            filename: Path of the file.
+            format: ``"compute_only"`` refuses a file with sends and receives, and adds them.
+
+        Raises:
+            ValueError: The order isn't for these ranks, stages and micro-batches, or not of this format.
+            ScheduleError: The order doesn't hold.
+            OSError: The file can't be read.
+        """
+        self._take_order(plan_files.load(filename, is_csv=True, any_placement=True), format)
+
+    def _dump_csv(self, filename: str, format: OrderFormat = "compute_only") -> None:
+        """Write the order to a CSV file as torch does."""
+        write_order(filename, order_of(self.plan, format))
+
+
+class _PipelineScheduleRuntime(PipelineScheduleMulti):
+    """Runs the order it is given, from an attribute or a file; see :class:`PipelineSchedule` for the arguments.
+
+    A schedule of one's own derives from it, or one is made and :meth:`_load_csv` called. Other classes than torch's are
+    behind the name, so what only steers torch's runtime, as custom functions, isn't there.
+    """
+
+    @property
+    def pipeline_order_with_comms(self) -> Mapping[int, Sequence[Any]]:
+        """The stages' actions of every rank with their sends and receives; set like :attr:`pipeline_order`."""
+        return order_of(self.plan, "compute_comms")
+
+    @pipeline_order_with_comms.setter
+    def pipeline_order_with_comms(self, order: Mapping[int, Sequence[Any]]) -> None:
+        self.pipeline_order = order
+
+    def _prepare_schedule_with_comms(
+        self, actions: Mapping[int, Sequence[Any]], format: OrderFormat = "compute_only"
+    ) -> None:
+        """Take an order; the form ``"compute_only"`` refuses sends and receives, and adds them."""
+        self._take_order(plan_of(actions, self.stages[0].group_size), format)
+
+    def _dump_csv(self, filename: str, format: OrderFormat = "compute_comms") -> None:
+        """Write the order to a CSV file as torch does."""
+        super()._dump_csv(filename, format)
+
+
+class ScheduleInterleaved1F1B(_PipelineScheduleRuntime):
     """1F1B over several stages per rank, for any number of micro-batches."""
 
     _plan_name = "interleaved"
 
 
-class ScheduleLoopedBFS(PipelineScheduleMulti):
+class ScheduleLoopedBFS(_PipelineScheduleRuntime):
     """Stage after stage: all forwards of one, then of the next; backwards in exactly the reverse order.
 
     Source: Lamy-Poirier, Breadth-First Pipeline Parallelism (2022), section 4.
@@ -138,13 +195,13 @@ class ScheduleLoopedBFS(PipelineScheduleMulti):
         return Plan("looped_bfs", plan.shape, tuple(orders), compute_only=True)
 
 
-class ScheduleInterleavedZeroBubble(PipelineScheduleMulti):
+class ScheduleInterleavedZeroBubble(_PipelineScheduleRuntime):
     """Interleaved 1F1B with the backward in two halves, the weights' filling the bubbles."""
 
     _plan_name = "interleaved_zb"
 
 
-class ScheduleZBVZeroBubble(PipelineScheduleMulti):
+class ScheduleZBVZeroBubble(_PipelineScheduleRuntime):
     """Zero bubble on the V placement: rank r holds stages r and 2P−1−r."""
 
     _plan_name = "zbv"
@@ -173,6 +230,15 @@ class ScheduleDualPipeV:
             "ScheduleDualPipeV is not supported: it fuses a forward and a backward into one action; "
             "use ScheduleZBVZeroBubble, which has the same placement"
         )
+
+
+_PipelineSchedule = PipelineSchedule  # torch's name of it
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FROM_TORCH:
+        return getattr(torch_schedules, name)
+    raise AttributeError(f"module {__name__} has no attribute {name}")
 
 
 _BY_NAME: dict[str, type] = {

@@ -8,11 +8,16 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.pipelining.stage import _PipelineStageBase as _PipelineStageBase
+from torch.distributed.pipelining.stage import build_stage as build_stage
 
 from hyper_pp.protocols import Value
 from hyper_pp.torch_npu.data_parallel import GradientSync, gradient_sync
+from hyper_pp.torch_npu.pipeline_stage import PipelineStage as PipelineStage
 from hyper_pp.torch_npu.split_backward import WeightHalf, backward_input
 from hyper_pp.tree import flatten, unflatten
+
+# torch's module of this name has PipelineStage, build_stage and _PipelineStageBase; an import that changes finds them.
 
 _LOG = logging.getLogger("hyper_pp")
 Tensor = torch.Tensor

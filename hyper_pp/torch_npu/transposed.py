@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hyper_pp import plan_files
 from hyper_pp.choose import choose_plan
 from hyper_pp.costs import Costs
 from hyper_pp.engine import PipelineEngine
@@ -215,7 +216,7 @@ class ScheduleFromPlan(BlockSchedule):
         preprocess: nn.Module | None = None,
         **options: Any,
     ) -> None:
-        plan = plan_or_file if isinstance(plan_or_file, Plan) else Plan.load(plan_or_file)
+        plan = plan_or_file if isinstance(plan_or_file, Plan) else plan_files.load(plan_or_file, any_placement=True)
         block_layers = 0 if plan.transpose is None else plan.transpose.num_layers
 
         def make_plan(num_ranks: int, num_chunks: int, num_micro_batches: int) -> Plan:

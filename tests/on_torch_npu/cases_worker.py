@@ -1,5 +1,6 @@
 """Under torchrun, 2 ranks: the cases of the modules ``*_cases``."""
 
+import as_torch_cases
 import boundary_cases
 import own_order_cases
 import sharded_cases
@@ -9,7 +10,7 @@ import torch.distributed as dist
 import transpose_cases
 from torchrun_launch import run_cases
 
-MODULES = (boundary_cases, own_order_cases, step_cases, sharded_cases, transpose_cases)
+MODULES = (as_torch_cases, boundary_cases, own_order_cases, step_cases, sharded_cases, transpose_cases)
 CASES = {case.__name__: case for module in MODULES for case in module.CASES}
 
 

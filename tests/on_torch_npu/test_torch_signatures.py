@@ -1,15 +1,18 @@
 """The names, signatures and limits of torch.distributed.pipelining."""
 
+import importlib
 import inspect
 import subprocess
 import sys
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.pipelining as theirs
 from torch import nn
 from torch.distributed.pipelining import microbatch as their_microbatch
 from torch.distributed.pipelining import schedules as their_schedules
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import hyper_pp.torch_npu as ours
 
@@ -48,6 +51,63 @@ def test_an_unknown_name_is_an_error_that_lists_the_known():
         ours.get_schedule_class("ScheduleX")
 
 
+MODULES = {
+    "schedules": ["PipelineScheduleMulti", "ScheduleGPipe", "_PipelineSchedule", "_PipelineScheduleRuntime", "_Action"],
+    "stage": ["PipelineStage", "_PipelineStageBase", "build_stage"],
+    "microbatch": ["TensorChunkSpec", "merge_chunks", "split_args_kwargs_into_chunks"],
+}
+
+
+@pytest.mark.parametrize("module, name", [(module, name) for module, names in MODULES.items() for name in names])
+def test_a_module_has_what_is_imported_from_torchs_module_of_its_name(module, name):
+    assert hasattr(importlib.import_module(f"torch.distributed.pipelining.{module}"), name)
+    found = getattr(importlib.import_module(f"hyper_pp.torch_npu.{module}"), name)
+    runs_something = name.startswith(("Pipeline", "Schedule", "_PipelineSchedule"))
+    assert found.__module__.startswith("hyper_pp." if runs_something else "torch.")
+
+
+def test_a_module_has_no_other_of_torchs_names():
+    with pytest.raises(AttributeError, match="no attribute _batch_p2p"):
+        importlib.import_module("hyper_pp.torch_npu.schedules")._batch_p2p  # noqa: B018
+
+
+def test_an_order_of_ours_passes_torchs_own_validation():
+    from hyper_pp.torch_npu.schedules import _format_pipeline_order, _validate_schedule
+
+    schedule = ours.ScheduleInterleavedZeroBubble(stages(0, 1, 2), 4)
+    assert _validate_schedule(schedule.pipeline_order, 1, 3, 4) == {0: 0, 1: 0, 2: 0}
+    assert "Step 00: 0F0" in _format_pipeline_order(schedule.pipeline_order)
+
+
+@pytest.fixture
+def fake_group():
+    dist.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("rows", ["0F0 0F1 1F0 1F1 1B0 1B1 0B0 0B1", "0F0 1F0 1I0 0I0 0F1 1F1 1B1 0B1 1W0 0W0"])
+def test_one_rank_runs_an_order_of_ones_own_on_a_fake_group(fake_group, rows):
+    from hyper_pp.torch_npu.schedules import _Action, _PipelineScheduleRuntime
+
+    own = stages(0, 1)
+    schedule = _PipelineScheduleRuntime(own, 2, nn.MSELoss(reduction="sum"), scale_grads=False)
+    schedule._prepare_schedule_with_comms({0: [_Action.from_str(row) for row in rows.split()]}, format="compute_comms")
+    x = torch.randn(4, 2)
+    losses = []
+    output = schedule.step(x, target=-x, losses=losses)
+    torch.testing.assert_close(schedule.eval(x), output)
+    found = [stage.submod.weight.grad for stage in own]
+    for stage in own:
+        stage.submod.zero_grad()
+    expected = own[1].submod(own[0].submod(x))
+    loss = nn.functional.mse_loss(expected, -x, reduction="sum")
+    loss.backward()
+    torch.testing.assert_close(output, expected.detach())
+    torch.testing.assert_close(sum(losses), loss.detach())
+    torch.testing.assert_close(found, [stage.submod.weight.grad for stage in own])
+
+
 def test_dualpipev_is_refused_by_name():
     stage = ours.PipelineStage(nn.Linear(2, 2), 0, 1, CPU)
     with pytest.raises(NotImplementedError, match="ScheduleDualPipeV is not supported"):
@@ -67,7 +127,7 @@ def test_a_wrong_number_of_micro_batches_is_an_error(m, error):
 def test_stages_and_placement_must_fit():
     with pytest.raises(ValueError, match="stage_index must be below num_stages"):
         ours.PipelineStage(nn.Linear(2, 2), 3, 3, CPU)
-    with pytest.raises(ValueError, match=r"1 ranks with 1 stages each are 1, but num_stages is 2"):
+    with pytest.raises(ValueError, match=r"schedule gpipe has 1 \(P=1 V=1 M=2\), but num_stages is 2"):
         ours.ScheduleGPipe(stages(0, count=2)[0], 2)
     with pytest.raises(ValueError, match=r"has stages \[0, 1\] on rank 0 \(placement loop\), but got stages \[0, 0\]"):
         ours.ScheduleInterleaved1F1B(stages(0, 0), 2)
