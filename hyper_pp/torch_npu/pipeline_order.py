@@ -5,6 +5,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from torch import nn
+from torch._dynamo import OptimizedModule
 from torch.distributed.pipelining.schedules import _Action
 
 from hyper_pp.actions import BODY_P2P_OPS, SHARDING_OPS, Op
@@ -121,3 +123,16 @@ def check_placement(stages: Sequence[Any], plan: Plan) -> None:
             f"schedule {plan.schedule} has stages {sorted(shape.stages_of(rank))} on rank {rank} "
             f"(placement {form}), but got stages {sorted(held)}"
         )
+
+
+def refuse_compiled(stages: Sequence[Any]) -> None:
+    """Refuse compiled modules where the backward is split: all of one is a single node, so both halves would run it."""
+    for stage in stages:
+        submod = getattr(stage, "submod", None)  # a stage may be a stand-in that only shows an order
+        for name, module in submod.named_modules() if isinstance(submod, nn.Module) else ():
+            if isinstance(module, OptimizedModule):
+                raise RuntimeError(
+                    "a schedule that splits the backward can't have a module under torch.compile "
+                    f"(got {name or 'the whole'} of stage {stage.stage_index}): leave it uncompiled, or take a "
+                    "schedule with a whole backward, such as ScheduleInterleaved1F1B"
+                )

@@ -26,6 +26,7 @@ from hyper_pp.torch_npu.pipeline_order import (
     check_placement,
     order_of,
     plan_of,
+    refuse_compiled,
     without_sharding,
 )
 from hyper_pp.torch_npu.splitting import BatchCutter, input_fault, merge_outputs
@@ -106,6 +107,8 @@ class PipelineSchedule:
     def _take_plan(self, plan: Plan) -> None:
         check_placement(self.stages, plan)
         plan = without_sharding(plan).lowered()
+        if any(action.op is Op.I for order in plan.orders for action in order):
+            refuse_compiled(self.stages)
         verify(plan)
         self._plan = plan
 

@@ -11,7 +11,7 @@ from torch.distributed.pipelining.stage import _PipelineStageBase
 from hyper_pp import plan_files
 from hyper_pp.actions import Op
 from hyper_pp.plan import Plan
-from hyper_pp.torch_npu.pipeline_order import OrderFormat, order_of, plan_of, write_order
+from hyper_pp.torch_npu.pipeline_order import OrderFormat, order_of, plan_of, refuse_compiled, write_order
 from hyper_pp.torch_npu.schedule_base import PipelineSchedule
 
 # What orders are written, printed and checked with in torch is as good for ours. It is looked up when asked for, since
@@ -195,13 +195,21 @@ class ScheduleLoopedBFS(_PipelineScheduleRuntime):
         return Plan("looped_bfs", plan.shape, tuple(orders), compute_only=True)
 
 
-class ScheduleInterleavedZeroBubble(_PipelineScheduleRuntime):
+class _ZeroBubble(_PipelineScheduleRuntime):
+    """Base of the schedules that split the backward."""
+
+    def _make_plan(self, num_ranks: int, num_chunks: int, num_micro_batches: int) -> Plan | None:
+        refuse_compiled(self.stages)
+        return super()._make_plan(num_ranks, num_chunks, num_micro_batches)
+
+
+class ScheduleInterleavedZeroBubble(_ZeroBubble):
     """Interleaved 1F1B with the backward in two halves, the weights' filling the bubbles."""
 
     _plan_name = "interleaved_zb"
 
 
-class ScheduleZBVZeroBubble(_PipelineScheduleRuntime):
+class ScheduleZBVZeroBubble(_ZeroBubble):
     """Zero bubble on the V placement: rank r holds stages r and 2P−1−r."""
 
     _plan_name = "zbv"

@@ -108,6 +108,26 @@ def test_one_rank_runs_an_order_of_ones_own_on_a_fake_group(fake_group, rows):
     torch.testing.assert_close(found, [stage.submod.weight.grad for stage in own])
 
 
+@pytest.mark.parametrize("schedule", [ours.ScheduleInterleavedZeroBubble, ours.ScheduleZBVZeroBubble])
+def test_a_compiled_module_is_refused_where_the_backward_is_split(schedule):
+    compiled = torch.compile(nn.Linear(2, 2), backend="eager")
+    whole = ours.PipelineStage(compiled, 0, 1, CPU)
+    part = ours.PipelineStage(nn.Sequential(nn.Linear(2, 2), compiled), 0, 1, CPU)
+    for stage, name in ((whole, "the whole"), (part, "1")):
+        with pytest.raises(RuntimeError, match=rf"under torch\.compile \(got {name} of stage 0\): leave it"):
+            schedule([stage], 2)
+
+
+def test_a_compiled_module_is_refused_in_an_order_of_ones_own_only_if_it_splits_the_backward():
+    stage = ours.PipelineStage(torch.compile(nn.Linear(2, 2), backend="eager"), 0, 1, CPU)
+    schedule = ours.PipelineScheduleMulti([stage], 1, nn.MSELoss())
+    with pytest.raises(RuntimeError, match=r"under torch\.compile"):
+        schedule.pipeline_order = {0: ["0F0", "0I0", "0W0"]}
+    schedule.pipeline_order = {0: ["0F0", "0B0"]}
+    x = torch.randn(3, 2)
+    torch.testing.assert_close(schedule.step(x, target=x), stage.submod(x).detach())
+
+
 def test_dualpipev_is_refused_by_name():
     stage = ours.PipelineStage(nn.Linear(2, 2), 0, 1, CPU)
     with pytest.raises(NotImplementedError, match="ScheduleDualPipeV is not supported"):
