@@ -92,6 +92,7 @@ class PipelineSchedule:
         self._engine: PipelineEngine | None = None
         self._input_dtypes: list[torch.dtype] | None = None
         self.scale_grads = scale_grads
+        self.needs_grad_mode = True
         self.weight_fn: Callable[[Any], Any] | None = None
         self.dynamic_shapes = False
         self.overlap_p2p = True
@@ -171,9 +172,12 @@ class PipelineSchedule:
         Raises:
             ValueError: The arguments don't fit the batch or the stages; nothing was sent. Where what enters or leaves a
                 stage has another shape or element type than before, it is torch's ``PipeliningMetadataError`` too.
+            RuntimeError: Gradients are switched off by ``torch.no_grad()`` or ``torch.inference_mode()``.
             PipelineError: An action failed; parameters and gradients are as they were.
         """
         training = self._loss_fn is not None
+        if training and self.needs_grad_mode and not torch.is_grad_enabled():
+            raise RuntimeError("step() computes gradients (got called under no_grad or inference_mode): call eval()")
         return self._run(args, kwargs, target, losses, return_outputs, loss_kwargs, training)
 
     def eval(self, *args, target=None, losses: list | None = None, **kwargs):

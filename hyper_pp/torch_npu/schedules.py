@@ -95,7 +95,7 @@ class PipelineScheduleMulti(PipelineSchedule):
         backward_requires_autograd: bool = True,
         defer_pp_recv: bool = False,
     ):
-        # The last two steer torch's own runtime. Here a receive stands where the verified plan has it.
+        # The last steers torch's own runtime. Here a receive stands where the verified plan has it.
         super().__init__(
             stages,
             n_microbatches,
@@ -106,6 +106,7 @@ class PipelineScheduleMulti(PipelineSchedule):
             output_merge_spec=output_merge_spec,
             scale_grads=scale_grads,
         )
+        self.needs_grad_mode = backward_requires_autograd
 
     def _make_plan(self, num_ranks: int, num_chunks: int, num_micro_batches: int) -> Plan | None:
         if not self._plan_name:
@@ -183,7 +184,12 @@ class ScheduleLoopedBFS(_PipelineScheduleRuntime):
         defer_pp_recv: bool = False,
     ):
         super().__init__(
-            stages, n_microbatches, loss_fn, output_merge_spec=output_merge_spec, scale_grads=scale_grads
+            stages,
+            n_microbatches,
+            loss_fn,
+            output_merge_spec=output_merge_spec,
+            scale_grads=scale_grads,
+            backward_requires_autograd=backward_requires_autograd,
         )
 
     def _make_plan(self, num_ranks: int, num_chunks: int, num_micro_batches: int) -> Plan:

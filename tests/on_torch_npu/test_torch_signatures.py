@@ -165,6 +165,26 @@ def test_a_training_step_needs_its_target():
         schedule.step(torch.ones(4, 2))
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_training_step_needs_gradients(mode):
+    x = torch.ones(4, 2)
+    with mode():
+        schedule = ours.ScheduleInterleaved1F1B(stages(0), 2, nn.MSELoss())
+        with pytest.raises(RuntimeError, match=r"step\(\) computes gradients .*: call eval\(\)"):
+            schedule.step(x, target=x)
+        assert schedule.eval(x, target=x).shape == (4, 2)
+        assert ours.ScheduleGPipe(stages(0)[0], 2).step(x).shape == (4, 2)
+
+
+@pytest.mark.parametrize("schedule_class", [ours.ScheduleInterleaved1F1B, ours.ScheduleLoopedBFS])
+def test_a_schedule_may_say_that_its_backward_needs_no_grad_mode(schedule_class):
+    (stage,) = stages(0)
+    schedule = schedule_class([stage], 2, nn.MSELoss(), backward_requires_autograd=False)
+    with torch.no_grad():
+        schedule.step(torch.ones(4, 2), target=torch.ones(4, 2))
+    assert stage.submod.weight.grad is not None
+
+
 def test_declared_inputs_are_checked():
     stage = ours.PipelineStage(nn.Linear(2, 2), 0, 1, CPU, input_args=torch.ones(2, 2))
     schedule = ours.ScheduleGPipe(stage, 2)
