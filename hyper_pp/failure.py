@@ -55,12 +55,14 @@ class FailureChannel:
         self._links: dict[int, socket.socket] = {}  # rank 0: to every other; else {0: …}
         self._listener: socket.socket | None = None
         self._token = ""
+        self._waker, self._woken = socket.socketpair()  # ends the thread that serves the links
         self._open(exchange, _local_address() if host is None else host)
         self._previous_hook = sys.excepthook
         sys.excepthook = self._on_uncaught
         atexit.register(self._at_exit)
         os.register_at_fork(after_in_child=self._forget)
-        threading.Thread(target=self._serve, name="hyper_pp failure channel", daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, name="hyper_pp failure channel", daemon=True)
+        self._thread.start()
 
     def abort(self, reason: str) -> None:
         """Tell every other rank to end with ``reason``; returns, and this process ends soon after."""
@@ -127,7 +129,7 @@ class FailureChannel:
 
     def _forget(self) -> None:
         # A forked data worker must not keep the connections of its parent open, nor speak for it.
-        for link in self._links.values():
+        for link in (*self._links.values(), self._waker, self._woken):
             link.close()
         self._links = {}
 
@@ -139,8 +141,11 @@ class FailureChannel:
         for peer, link in self._links.items():
             link.setblocking(True)
             selector.register(link, selectors.EVENT_READ, peer)
-        while selector.get_map():
+        selector.register(self._woken, selectors.EVENT_READ)
+        while True:
             for key, _ in selector.select():
+                if key.fileobj is self._woken:
+                    return
                 peer = key.data
                 try:
                     data = key.fileobj.recv(1 << 16)  # type: ignore[union-attr]
@@ -200,6 +205,9 @@ class FailureChannel:
         else:
             _send(self._links[0], goodbye)
         self._all_done.wait(None if self.rank == 0 else LINGER)  # without rank 0 nobody could hear of a failure
+        # The thread shall not meet an interpreter and libraries that are being taken down.
+        self._waker.send(b"e")
+        self._thread.join(1.0)
 
     def _goodbye(self, message: dict[str, Any]) -> None:
         leaver = int(message["rank"])

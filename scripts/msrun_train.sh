@@ -112,7 +112,9 @@ if [ "$status" != 0 ]; then
     if [ "$status" = 124 ] || [ "$status" = 137 ]; then
       echo "msrun_train.sh: not finished after $limit s (--timeout); all ranks were ended"
     else
-      echo "msrun_train.sh: the run failed"
+      # A rank that a signal ended may have had no time to say anything.
+      signal="$({ grep -o 'Error code: -[0-9]*' "$log_dir/msrun.log" || true; } | sed -n '1s/.*-//p')"
+      echo "msrun_train.sh: the run failed${signal:+; a rank was ended by signal $signal (SIG$(kill -l "$signal"))}"
     fi
     # Rank 0's output has been shown above; of ranks that say the same, one is enough.
     shown=" $(last_error "$log_dir/worker_0.log")"

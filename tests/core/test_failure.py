@@ -76,6 +76,17 @@ def run(tmp_path):
                 process.wait()
 
 
+def test_no_thread_is_left_when_the_interpreter_is_taken_down(run):
+    body = """
+import atexit
+atexit.unregister(channel._at_exit)
+atexit.register(lambda: print([thread.name for thread in threading.enumerate()]))  # after what is registered later
+atexit.register(channel._at_exit)
+"""
+    results = run(body).finish()
+    assert results == [(0, "['MainThread']\n", "")] * 3
+
+
 @pytest.mark.parametrize("failing", [0, 2])
 def test_an_aborting_rank_ends_all_others_with_its_reason(run, failing):
     body = f"""
