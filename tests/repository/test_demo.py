@@ -238,6 +238,28 @@ def test_the_launcher_shows_the_failing_ranks_error_and_leaves_no_process(tmp_pa
 
 @pytest.mark.msrun
 @pytest.mark.slow
+def test_the_launcher_names_the_signal_that_ended_a_rank(tmp_path):
+    pytest.importorskip("mindspore")
+    (tmp_path / "train.py").write_text(
+        "import os, signal, time\n"
+        "import mindspore as ms\n"
+        "from mindspore.communication import get_rank, init\n"
+        "ms.set_context(mode=ms.PYNATIVE_MODE, device_target='CPU')\n"
+        "init()\n"
+        "if get_rank() == 1: os.kill(os.getpid(), signal.SIGSEGV)\n"
+        "time.sleep(300)\n"
+    )
+    command = ["bash", SCRIPTS / "msrun_train.sh", "--ranks", "2", "--script", tmp_path / "train.py"]
+    result = script(*command, "--log-dir", tmp_path / "logs", timeout=100)
+    assert result.returncode == 1
+    assert result.stderr == (
+        f"msrun_train.sh: the run failed; a rank was ended by signal 11 (SIGSEGV)\nlogs: {tmp_path / 'logs'}\n"
+    )
+    assert workers_of(tmp_path) == []
+
+
+@pytest.mark.msrun
+@pytest.mark.slow
 def test_the_launcher_ends_a_run_that_takes_too_long(tmp_path):
     pytest.importorskip("mindspore")
     (tmp_path / "train.py").write_text("import time\ntime.sleep(300)\n")
