@@ -14,7 +14,7 @@ from hyper_pp.costs import Costs
 from hyper_pp.errors import ScheduleError
 from hyper_pp.plan import Plan
 from hyper_pp.plan_files import to_csv
-from hyper_pp.render import render_numbers, render_text
+from hyper_pp.render import render_html, render_numbers, render_perfetto, render_svg, render_text
 from hyper_pp.render.numbers import describe_plan
 from hyper_pp.render.text import WIDTH
 from hyper_pp.schedules import SCHEDULES
@@ -122,9 +122,13 @@ def _simulate_parser() -> argparse.ArgumentParser:
 
 
 def _show_parser() -> argparse.ArgumentParser:
-    parser = _parser("show", "draw plans as timetables")
+    parser = _parser("show", "draw plans as timetables: text, picture, page or trace")
     add_inputs(parser)
-    parser.add_argument("--format", choices=("text",), default="text", help="default: text")
+    parser.add_argument(
+        "--format",
+        choices=("text", "svg", "html", "perfetto"),
+        help="default: what OUT ends in (.svg, .html; .json: perfetto), else text",
+    )
     parser.add_argument("-o", "--output", metavar="OUT", help="file to write instead of stdout")
     return parser
 
@@ -177,9 +181,13 @@ def _simulate_plans(args: argparse.Namespace) -> int:
 
 def _show_plans(args: argparse.Namespace) -> int:
     simulations = _simulations(args)
-    is_terminal = args.output is None and sys.stdout is not None and sys.stdout.isatty()
-    width = shutil.get_terminal_size((WIDTH, 24)).columns if is_terminal else WIDTH
-    text = "\n".join(render_text(simulation, width) for simulation in simulations)
+    form = args.format or _FORMATS.get(os.path.splitext(args.output or "")[1].lower(), "text")
+    if form == "text":
+        is_terminal = args.output is None and sys.stdout is not None and sys.stdout.isatty()
+        width = shutil.get_terminal_size((WIDTH, 24)).columns if is_terminal else WIDTH
+        text = "\n".join(render_text(simulation, width) for simulation in simulations)
+    else:
+        text = _PICTURES[form](*simulations)
     if args.output is None:
         _print(text)
     else:
@@ -215,6 +223,8 @@ def _write(path: str, text: str) -> None:
         raise UsageError(f"-o {path}: can't be written: {reason}") from error
 
 
+_FORMATS = {".svg": "svg", ".html": "html", ".htm": "html", ".json": "perfetto"}
+_PICTURES: dict[str, Callable[..., str]] = {"svg": render_svg, "html": render_html, "perfetto": render_perfetto}
 _COMMANDS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Callable[[argparse.Namespace], int]]] = {
     "schedules": (_schedules_parser, _schedules),
     "build": (_build_parser, _build_plan),

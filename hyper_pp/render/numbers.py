@@ -1,7 +1,9 @@
 """The numbers of a simulation as text."""
 
+import math
+
 from hyper_pp.plan import Plan
-from hyper_pp.simulate import Simulation
+from hyper_pp.simulate import Simulation, Timeline
 
 
 def render_numbers(simulation: Simulation) -> str:
@@ -54,6 +56,18 @@ def describe_costs(simulation: Simulation) -> str:
         names += ["TF"] if simulation.plan.transpose.frozen else ["TF", "TB"]
     names += [name for name in ("comm", "collective") if getattr(simulation.costs, name)]
     return f"costs {simulation.costs.text(names)}"
+
+
+def instant_ops(timeline: Timeline) -> list[str]:
+    """Return the ops of which some action takes no time, so that no picture can show it."""
+    return sorted({item.action.op.value for row in timeline.ranks for item in row if item.end <= item.start})
+
+
+def ticks(end: float, least: float) -> list[float]:
+    """Return times from 0 to an end, at the smallest distance of 1, 2, 5, 10, ... that is at least ``least``."""
+    power = 10.0 ** math.floor(math.log10(least))
+    step = next(size * power for size in (1, 2, 5, 10) if size * power >= least * (1 - 1e-9))
+    return [index * step for index in range(math.floor(end / step + 1e-9) + 1)]
 
 
 def number(value: float) -> str:

@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from hyper_pp.actions import PREPROCESS_OPS, Action, Op
-from hyper_pp.render.numbers import describe_costs, describe_peaks, describe_plan, describe_times, number
+from hyper_pp.render.numbers import (
+    describe_costs,
+    describe_peaks,
+    describe_plan,
+    describe_times,
+    instant_ops,
+    number,
+    ticks,
+)
 from hyper_pp.shape import PipelineShape
 from hyper_pp.simulate import Simulation, TimedAction, Timeline
 
@@ -85,7 +93,7 @@ def _timetable(timeline: Timeline, shape: PipelineShape, width: int) -> list[str
         lines += [(margin + part).rstrip() for margin, part in zip(margins, parts)]
     if form.label is not str and shape.num_chunks == 2:
         lines.append("(capitals: a rank's first chunk; small letters: its second)")
-    hidden = sorted({item.action.op.value for row in timeline.ranks for item in row if item.end <= item.start})
+    hidden = instant_ops(timeline)
     if hidden:
         lines.append(f"(not drawn, as they take no time: {', '.join(hidden)})")
     return lines
@@ -166,13 +174,9 @@ def _dots(line: list[str], first: int, last: int, cell: int) -> None:
 
 def _ruler(form: _Form, first: int, last: int) -> str:
     """Return times at round distances, for the characters from first to last."""
-    # The smallest step of 1, 2, 5, 10, ... that leaves eight characters to each time.
-    least = 8 / form.cell * form.unit
-    power = 10.0 ** math.floor(math.log10(least))
-    step = next(size * power for size in (1, 2, 5, 10) if size * power >= least * (1 - 1e-9))
     line = [" "] * (last - first)
-    for tick in range(math.ceil(last / form.cell * form.unit / step) + 1):
-        place, text = form.place(tick * step) - first, number(tick * step)
+    for time in ticks(last / form.cell * form.unit, least=8 / form.cell * form.unit):  # eight characters for each
+        place, text = form.place(time) - first, number(time)
         if place >= 0 and place + len(text) <= len(line):
             line[place : place + len(text)] = text
     return "".join(line)

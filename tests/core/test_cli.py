@@ -187,6 +187,26 @@ def test_show_writes_to_a_file(run):
     assert Path("out.txt").read_text() == shown
 
 
+@pytest.mark.parametrize(("name", "start"), [
+    ("a.svg", "<svg "), ("a.html", "<!DOCTYPE html>"), ("a.JSON", '{"displayTimeUnit": "ms"'), ("a.txt", "gpipe   P="),
+])  # fmt: skip
+def test_show_takes_the_format_that_the_files_name_tells_unless_it_is_given(run, name, start):
+    assert run("show", "gpipe", "1f1b", *SHAPE, "-o", name) == (0, "", "")
+    assert Path(name).read_text().startswith(start)
+    assert run("show", "gpipe", *SHAPE, "-o", name, "--format", "perfetto") == (0, "", "")
+    assert Path(name).read_text().startswith('{"displayTimeUnit": "ms"')
+
+
+@pytest.mark.parametrize("form", ["svg", "html", "perfetto"])
+def test_show_prints_pictures_of_several_plans(run, form):
+    status, out, err = run("show", "gpipe", "1f1b", *SHAPE, "--format", form)
+    assert (status, err) == (0, "")
+    assert out.isascii()
+    assert run("show", "gpipe", "1f1b", *SHAPE, "--format", form, "-o", "out") == (0, "", "")
+    assert Path("out").read_text() == out
+    assert "gpipe" in out and "1f1b" in out
+
+
 @pytest.mark.parametrize("p", [1, 3])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "mpipe"])
 def test_what_was_built_verifies_simulates_and_shows(run, schedule, p):

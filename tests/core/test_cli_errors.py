@@ -68,7 +68,7 @@ KNOWN = "gpipe, 1f1b, interleaved, interleaved_zb, zbv, mpipe, transpose"
         (["build", "gpipe", *SHAPE, "-o", "plan.txt"], "-o plan.txt: the name must end in .json or .csv"),
         (["build", "gpipe", *SHAPE, "-o", "no/plan.csv"], "-o no/plan.csv: can't be written: No such file"),
         (["show", "gpipe", *SHAPE, "-o", "."], "-o .: can't be written: Is a directory"),
-        (["show", "gpipe", *SHAPE, "--format", "svg"], "--format: invalid choice: 'svg' (choose from "),
+        (["show", "gpipe", *SHAPE, "--format", "png"], "--format: invalid choice: 'png' (choose from "),
         (["simulate", "gpipe", *SHAPE, "--format", "xml"], "--format: invalid choice: 'xml' (choose from "),
         (["simulate", "gpipe", *SHAPE, "--cost", "F"], "--cost F: costs are NAME=NUMBER pairs joined by commas"),
         (["simulate", "gpipe", *SHAPE, "--cost", "G=1"], "--cost G=1: costs are F, B, I, W, TF, TB, comm, collective"),

@@ -41,6 +41,16 @@ def test_printed_timetables_are_what_the_command_prints():
         assert result.stdout.rstrip() == expected.rstrip(), command
 
 
+def test_the_picture_is_what_the_command_draws():
+    result = subprocess.run(
+        [sys.executable, "-m", "hyper_pp", *shlex.split(
+            "show interleaved zbv --ranks 4 --chunks 2 --micro-batches 8 --cost F=1,B=2,I=1,W=1 --format svg"
+        )],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert result.stdout == (ROOT / "docs" / "schedules.svg").read_text()
+
+
 def test_the_table_of_schedules_lists_those_that_exist():
     result = subprocess.run(
         [sys.executable, "-m", "hyper_pp", "schedules"], cwd=ROOT, capture_output=True, text=True, timeout=60
